@@ -61,6 +61,35 @@ def test_a_request_that_comes_again_or_late_changes_nothing() -> None:
     assert to_usd(kept.left) == 6
 
 
+def answered(drawing: Drawing, *numbers: int, usd: float = 1.0) -> list[int]:
+    """Return the numbers of the allowances that a node takes from an answer to the first number."""
+    told = [
+        Allowance(scope="user", name=f"u{at}", begins=BEGINS, usd=usd, number=number)
+        for at, number in enumerate(numbers[1:])
+    ]
+    answer = Allowances(id=1, number=numbers[0], allowances=told)
+    return [each.number for each in drawing.understood(answer)]
+
+
+def test_an_answer_to_an_earlier_request_tells_a_node_nothing() -> None:
+    """It tells of less than the node has given back since."""
+    drawing = Drawing("n2")
+    first = drawing.request([], 1.0).number
+    second = drawing.request([], 1.0).number
+    assert answered(drawing, first, 0, first) == []
+    assert answered(drawing, second, 0, first, second) == [0, second]
+
+
+def test_an_allowance_of_an_earlier_or_a_later_request_is_not_taken() -> None:
+    """A later one comes from a keeper that a daemon before this one has asked, with a clock that
+    was ahead: the next request has a higher number."""
+    drawing = Drawing("n2")
+    number = drawing.request([], 1.0).number
+    assert answered(drawing, number, number - 1) == []
+    assert answered(drawing, number, number + 7) == []
+    assert drawing.request([], 1.0).number == number + 8
+
+
 def test_what_is_returned_can_be_given_to_others() -> None:
     kept = budget(8)
     given_by(kept, "n2", asks(1, need=8))

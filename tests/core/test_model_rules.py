@@ -44,3 +44,25 @@ def test_a_call_that_is_held_is_refused_when_its_model_is_not_allowed_any_more()
     (t >> e.Reconfigured(t.at, Policy(models=("other",)))).skip()
     answer: Any = t.answers[held.token]
     assert "gateway.models" in answer.message
+
+
+@pytest.mark.parametrize("others", [("x",), ("claude-opus-5", "x")])
+def test_further_models_of_a_call_are_held_to_the_same_rules(others: tuple[str, ...]) -> None:
+    """An advisor of Anthropic's, whom the model asks within the call."""
+    t = Transcript(models=("claude-*",), files={"gateway.models": "F"})
+    a = t.start("a", models=("claude-haiku-*", "claude-opus-*"))
+    t.admitted(t.call(a, 10, model="claude-haiku-4", others=("claude-opus-5",)))
+    words = "the model 'x' is not one of claude-* (gateway.models in F); use one of these"
+    assert t.failed(t.call(a, 10, model="claude-haiku-4", others=others)) == words
+    narrower = t.failed(t.call(a, 10, model="claude-haiku-4", others=("claude-sonnet-5",)))
+    assert narrower.startswith("the model 'claude-sonnet-5' is not one of claude-haiku-*")
+
+
+def test_a_held_call_is_refused_when_a_further_model_is_not_allowed_any_more() -> None:
+    t = Transcript()
+    a = t.start("a", limits="cost=0.05:pause")
+    held = t.call(a, others=("other",))
+    (t >> held).skip()
+    (t >> e.Reconfigured(t.at, Policy(models=("m",)))).skip()
+    answer: Any = t.answers[held.token]
+    assert "the model 'other' is not one of m" in answer.message

@@ -18,7 +18,9 @@ from sfad.core import events as e
 from sfad.core.life.pausing import REPLY_OUTLIVES
 from sfad.core.state.plans import (
     AFTER_RESET,
+    CLOCKS_DIFFER,
     SPREAD,
+    UNTOLD,
     Subscription,
     Window,
     account_of,
@@ -826,6 +828,26 @@ def test_a_reset_that_no_window_can_have_is_not_believed(left: float, *, rejecte
     t.go(replace(again, told=replace(again.told, retry_after=9e11)))
     assert known.used == 0.95
     assert t.go(t.due())
+
+
+@pytest.mark.parametrize("name", ["5h", "7d", "7d_opus", "primary", "secondary", "30d"])
+@pytest.mark.parametrize("rejected", [True, False])
+def test_a_reset_is_heard_up_to_the_length_of_its_window(name: str, *, rejected: bool) -> None:
+    """Not only one beyond the calendar: in eight days no window of five hours is reset, and until
+    then it would bar its agents."""
+    now = 1_700_000_000.0
+    latest = now + Window(name).length + CLOCKS_DIFFER
+    for resets_at, heard in ((latest, latest), (latest + 1, None)):
+        window = Window(name)
+        seen = SeenWindow(window=name, used_ratio=1.0, resets_at=resets_at, rejected=rejected)
+        window.hear(seen, now, None)
+        untold = now + UNTOLD if rejected else None
+        assert window.resets_at == (heard or untold)
+        assert not window.over(now)
+    # as an earlier version may have saved it
+    saved = Window(name, used=1.0, resets_at=latest + 1, heard_at=now, rejected=rejected)
+    assert saved.over(now)
+    assert not Window(name, used=1.0, resets_at=latest, heard_at=now).over(now)
 
 
 def test_a_reset_that_no_window_can_have_is_forgotten_if_it_was_saved() -> None:

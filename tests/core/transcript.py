@@ -303,13 +303,15 @@ class Transcript:
     def call(
         self, run: RunId, output: int = 20_000, *, least: int = 4096, tokens: int = 1000,
         priced: bool = True, choices: int = 1, model: str = "m", more: int = 0,
-        likely: int | None = None, api: str = "", login: str = "",
+        likely: int | None = None, api: str = "", login: str = "", others: tuple[str, ...] = (),
     ) -> e.CallAsked:  # fmt: skip
         """The gateway asks for a call, at 3 USD for a million tokens of input and 15 of output.
-        `more`: input it may have, too; `likely`: the part of it by which estimates are wrong."""
+        `more`: input it may have, too; `likely`: the part of it by which estimates are wrong.
+        `others`: further models that the provider may ask."""
         asked = AdmitCall(
             id=0, run=run, model=model, input_tokens=tokens, more_input=more, likely_more=likely,
             max_output=output, choices=choices, upstream="anthropic", api=api, login=login,
+            others=list(others),
         )  # fmt: skip
         price = e.CallPrice(
             tokens * 3000 if priced else None, 15_000, more * 3000,

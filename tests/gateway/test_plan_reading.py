@@ -253,6 +253,32 @@ def test_junk_is_not_a_ratio(junk: str) -> None:
     assert (window.used_ratio, window.resets_at) == (None, None)
 
 
+FAR = ["1e12", "1e300", "inf", "nan", "-1"]
+
+
+@pytest.mark.parametrize("far", FAR)
+def test_no_number_beyond_the_calendar_is_passed_on(far: str) -> None:
+    """Each header by itself, because what one does not tell, another may."""
+    seen = anthropic({f"{UNIFIED}5h-reset": far, f"{UNIFIED}reset": far, "retry-after": far})
+    assert seen is not None
+    assert [each.resets_at for each in seen.windows if each.window == "5h"] == [None]
+    assert seen.retry_after is None
+    names = ("primary-reset-at", "primary-reset-after-seconds", "primary-window-minutes")
+    told = codex({f"x-codex-{name}": far for name in names}, status=200)
+    assert told is not None
+    (window,) = (each for each in told.windows if each.window == "primary")
+    assert (window.resets_at, window.seconds) == (None, None)
+
+
+@pytest.mark.parametrize("field", ["resets_at", "resets_in_seconds"])
+@pytest.mark.parametrize("far", ["1e12", "1e300", "-1", '"soon"', "null"])
+def test_no_refusal_tells_a_reset_beyond_the_calendar(field: str, far: str) -> None:
+    body = f'{{"error": {{"type": "usage_limit_reached", "{field}": {far}}}}}'.encode()
+    seen = seen_plan("openai", "a1", "login", {}, 429, body, NOW)
+    assert seen is not None
+    assert [each.resets_at for each in seen.windows] == [None]
+
+
 def test_windows_of_codex() -> None:
     seen = codex({}, status=200)
     assert seen is not None

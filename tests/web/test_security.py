@@ -12,14 +12,17 @@ import ssl
 import struct
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import psutil
 import pytest
+import trio
 import trustme
 
 from sfactl.__main__ import execute
+from sfactl.web.access import MOST_BODY
+from sfactl.web.serving import MOST_CONNECTIONS, PeerListener
 from tests.harness import PATIENCE, Daemon, as_nobody, as_root, started
 from tests.web.console import Console
 
@@ -157,9 +160,79 @@ def test_wrong_requests_are_refused_in_words(console: Console) -> None:
             404,
         )
     assert console.ask("/api/runs/zz/explode", "POST", "{}", {"X-CSRF-Token": token})[0] == 404
-    assert console.ask("/api/start", "POST", "{" + " " * 300_000 + "}", {"X-CSRF-Token": token})[
-        0
-    ] in (400, 413)
+    said = console.ask("/api/start", "POST", "{" + " " * MOST_BODY + "}", {"X-CSRF-Token": token})
+    assert (said[0], said[2]) == (413, f"the body is longer than {MOST_BODY} bytes")
+
+
+def chunked(console: Console, pieces: Iterator[bytes]) -> tuple[int, str]:
+    """Return the answer to a body without a length, which is sent until there is an answer."""
+    with closing(socket.create_connection(("127.0.0.1", console.port), PATIENCE)) as connection:
+        head = [
+            "POST /api/runs/zz/limit HTTP/1.1", f"Host: {console.host}",
+            f"Cookie: {console.cookie}", f"X-CSRF-Token: {console.token()}",
+            "Transfer-Encoding: chunked", "Connection: close", "", "",
+        ]  # fmt: skip
+        connection.sendall("\r\n".join(head).encode())
+        with suppress(OSError):
+            for piece in pieces:
+                connection.sendall(b"%x\r\n%s\r\n" % (len(piece), piece))
+                if select.select([connection], [], [], 0)[0]:
+                    break
+            else:
+                connection.sendall(b"0\r\n\r\n")
+        answer = http.client.HTTPResponse(connection)
+        answer.begin()
+        return answer.status, answer.read().decode()
+
+
+def test_a_body_in_chunks_is_read_up_to_the_same_size(console: Console) -> None:
+    console.open()
+    status, said = chunked(console, iter([b'{"limits"', b': {"turns": "9"}}']))
+    assert status == 404, said
+    assert "no run" in said
+    sent = 0
+
+    def endless() -> Iterator[bytes]:
+        nonlocal sent
+        while sent < 64 * MOST_BODY:
+            sent += 1 << 14
+            yield b" " * (1 << 14)
+
+    status, said = chunked(console, endless())
+    assert (status, f"longer than {MOST_BODY} bytes" in said) == (400, True)
+    assert sent < 64 * MOST_BODY, "it was answered before its end"
+
+
+def test_no_more_connections_are_kept_than_the_bound() -> None:
+    async def main() -> None:
+        here = trio.socket.socket()
+        await here.bind(("127.0.0.1", 0))
+        here.listen(2 * MOST_CONNECTIONS)
+        listener = PeerListener(trio.SocketListener(here), lambda _: True)
+        address = here.getsockname()
+        async with listener, trio.open_nursery() as nursery:
+            accepted: list[trio.SocketStream] = []
+
+            async def accept() -> None:
+                while True:
+                    accepted.append(await listener.accept())
+
+            nursery.start_soon(accept)
+            kept = [await trio.open_tcp_stream(*address) for _ in range(MOST_CONNECTIONS)]
+            refused = await trio.open_tcp_stream(*address)
+            with trio.fail_after(PATIENCE):
+                assert await refused.receive_some() == b"", "one more is closed at once"
+            assert len(accepted) == MOST_CONNECTIONS
+            await accepted[7].aclose()
+            again = await trio.open_tcp_stream(*address)
+            with trio.fail_after(PATIENCE):
+                while len(accepted) == MOST_CONNECTIONS:
+                    await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
+            for each in (*kept, *accepted, refused, again):
+                each.socket.close()
+
+    trio.run(main)
 
 
 @as_root

@@ -107,3 +107,15 @@ def test_thousands_of_tools_are_bounded() -> None:
     for index in range(5000):
         reader.feed(sse({"type": "content_block_stop", "index": index}))
     assert len(reader.tools) == 256
+
+
+def test_the_models_of_tools_are_further_models_of_the_request() -> None:
+    tools = [
+        {"type": "advisor_20260301", "name": "advisor", "model": "claude-opus-4-1"},
+        {"name": "search", "input_schema": {}},
+        {"type": "other", "name": "second", "model": "claude-haiku-4"},
+        {"type": "other", "name": "third", "model": "claude-opus-4-1"},
+    ]
+    call = API.call("/v1/messages", body(tools=tools))
+    assert isinstance(call, ModelCall)
+    assert call.others == ("claude-opus-4-1", "claude-haiku-4")
