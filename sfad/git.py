@@ -39,10 +39,10 @@ class At:
         repository, if it is not the one around `cwd`."""
         self.cwd = cwd
         self.env = env
-        self._git_dir = git_dir
+        self.git_dir = git_dir
 
     def command(self, *words: str) -> list[str]:
-        return ["git", *([f"--git-dir={self._git_dir}"] if self._git_dir else []), *words]
+        return ["git", *([f"--git-dir={self.git_dir}"] if self.git_dir else []), *words]
 
 
 def own(env: Mapping[str, str]) -> dict[str, str]:

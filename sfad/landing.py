@@ -20,13 +20,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
+from . import private_git
 from .git import SWITCHES, At, GitError, complaint, execute, git, own, raw, run
+from .worktree_record import Record
 from .worktrees import (
     Look,
-    Record,
     checked_branch,
     everything,
     exists,
+    git_files,
     kept,
     kept_ref,
     read_record,
@@ -232,6 +234,7 @@ def _tip(
     record = work.record
     if record is None or not os.path.isdir(record.path) or record.admin is None:
         return _tip_without_worktree(work, target)
+    private_git.bring(record, env)
     branch = checked_branch(record, env)
     with Look(record, env) as look:
         _check_finished(work, record, look)
@@ -283,13 +286,18 @@ def _contains(commit: str, other: str, at: At) -> bool:
 
 def _check_finished(work: Work, record: Record, look: Look) -> None:
     found = next(
-        (UNFINISHED[name] for name in UNFINISHED if os.path.lexists(f"{record.admin}/{name}")), None
+        (UNFINISHED[name] for name in UNFINISHED if os.path.lexists(f"{git_files(record)}/{name}")),
+        None,
     )
     if found is None and not look.git("ls-files", "--unmerged", "-z"):
         return
+    way = (
+        f"have it finished (sfactl continue {work.run})"
+        if record.isolated
+        else f"finish it (git -C {record.path} status says how)"
+    )
     raise NotLanded(
-        f"run {work.run} ended in the middle of a {found or 'merge'}: finish it "
-        f"(git -C {record.path} status says how), then: {work.again}"
+        f"run {work.run} ended in the middle of a {found or 'merge'}: {way}, then: {work.again}"
     )
 
 
@@ -310,7 +318,7 @@ def _committed(
     checked out then."""
     inside = {**env, "GIT_DIR": record.admin or "", "GIT_WORK_TREE": record.path}
     at = At(record.path, inside)
-    words, left_out = everything(record, look)
+    words, left_out = everything(look)
     landed.notes += [f"left out: {each}, in {record.path}" for each in left_out]
     git(*words, at=at)
     if run(["diff", "--cached", "--quiet"], at, (0, 1))[0]:

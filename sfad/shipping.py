@@ -23,6 +23,7 @@ from contextlib import contextmanager, suppress
 from typing import IO, Self
 
 from .git import At, GitError, own, raw
+from .worktrees import around
 
 MOST_FILES = 200_000
 """Files of one directory."""
@@ -342,7 +343,7 @@ class Survey:
 def survey(root: str, env: Mapping[str, str]) -> Survey:
     """Return what of a directory is sent: what git does not ignore, or without git everything.
     Raise `ShippingError`, `OSError`."""
-    env, found = own(env), Survey()
+    env, found = _surroundings(root, env), Survey()
     found.git = _in_repository(root, env)
     if found.git:
         listed = _git(
@@ -366,6 +367,17 @@ def survey(root: str, env: Mapping[str, str]) -> Survey:
             "it has no files that git does not ignore" if found.git else "it is empty"
         )
     return found
+
+
+def _surroundings(root: str, env: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment in which git obeys no file that an isolated run has left around
+    `root`."""
+    record = around(root)
+    if record is None:
+        return own(env)
+    if record.admin is None:
+        raise ShippingError(f"git does not know the worktree {record.path} any more")
+    return own(env) | {"GIT_DIR": record.admin, "GIT_WORK_TREE": record.path}
 
 
 _IDENTITY = ("user.name", "user.email")

@@ -3,13 +3,11 @@ it (docs/going-on.md).
 
 The user of a run executes all of this: as a helper of the daemon and as the first step of the run
 (`sfad.processes.worktree`), and in `sfactl diff` and `sfactl prune`. Nothing goes through a shell,
-and no path or name can be an option. Beside each worktree is its record, a JSON file, which is
-written before anything is made: whatever is killed, the next attempt or `prune` finds what is
-there.
+and no path or name can be an option. Beside each worktree is its record (`worktree_record`).
 
-An isolated run writes to its worktree and to the directory that git keeps for it, so nothing in
-them may name a program. Therefore git gets a directory of its own for each look (`Look`), with
-copies of HEAD and index, and takes its config from the repository.
+Git gets a directory of its own for each look (`Look`), with copies of HEAD and index, so that
+nothing of the worktree changes. Where an isolated run has worked, git of the person looks at
+nothing: `private_git` reads what is there.
 """
 
 from __future__ import annotations
@@ -20,13 +18,13 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Self
 
+from . import private_git
 from .git import SWITCHES, At, GitError, git, own, run
-
-_INITIALISING = "initializing"
-"""What git writes into `locked` while it makes a worktree."""
+from .worktree_record import FIELDS, INITIALISING, Ignoring, Record, content
 
 
 def branch_of(branch: str | None, name: str, run: str) -> str:
@@ -58,6 +56,8 @@ def look(cwd: str, branch: str | None, again: str, env: Mapping[str, str]) -> di
     """Return what the daemon needs to know of the repository around `cwd`. `branch`: the new one.
     `again`: the path of an earlier run's worktree, whose branch may exist. Raise `GitError` if no
     worktree can be made."""
+    if (record := around(cwd)) is not None:
+        return _look_within(record, cwd, branch, again, env)
     at = At(cwd, own(env))
     if git("rev-parse", "--is-bare-repository", at=at) == "true":
         raise GitError(f"the repository around {cwd} is bare: start the run in a checkout of it")
@@ -66,17 +66,39 @@ def look(cwd: str, branch: str | None, again: str, env: Mapping[str, str]) -> di
     missing, head = run(["rev-parse", "--verify", "--quiet", "HEAD^{commit}"], at, (0, 1, 128))
     if missing:
         raise GitError(f"the repository around {cwd} has no commit yet")
-    found = _check_branch(branch, again, at)
-    counted = git("count-objects", "-v", at=at).splitlines()
     return {
         "repository": os.path.realpath(
             git("rev-parse", "--path-format=absolute", "--git-common-dir", at=at)
         ),
         "prefix": git("rev-parse", "--show-prefix", at=at),
         "start": head,
+        **_places(branch, again, env, at),
+    }
+
+
+def _look_within(
+    record: Record, cwd: str, branch: str | None, again: str, env: Mapping[str, str]
+) -> dict[str, object]:
+    """Return what `look` does for a directory that an isolated run could write. Git looks at the
+    repository alone, because the run has said there which repository it is, and with which
+    config."""
+    private_git.bring(record, env)
+    at = At("/", own(env), record.repository)
+    prefix = os.path.relpath(os.path.realpath(cwd), record.path)
+    return {
+        "repository": record.repository,
+        "prefix": "" if prefix == "." else f"{prefix}/",
+        "start": private_git.branch_commit(record.branch, at),
+        **_places(branch, again, env, at),
+    }
+
+
+def _places(branch: str | None, again: str, env: Mapping[str, str], at: At) -> dict[str, object]:
+    counted = git("count-objects", "-v", at=at).splitlines()
+    return {
         "directory": os.path.realpath(directory(env)),
         "alternates": [line[11:].strip('"') for line in counted if line.startswith("alternate: ")],
-        "found": found,
+        "found": _check_branch(branch, again, at),
         **(_state_of(again, at) if again else {}),
     }
 
@@ -121,114 +143,37 @@ def exists(branch: str, at: At) -> bool:
 # ---- A worktree with its record
 
 
-class Record:
-    """What the file beside a worktree says."""
-
-    def __init__(
-        self, *, path: str, repository: str, branch: str, start: str, run: str, socket: str,
-        starts: dict[str, str] | None = None, isolated: bool = False, origin: str = "",
-    ) -> None:  # fmt: skip
-        self.path = path
-        self.repository = repository
-        self.branch = branch
-        self.start = start
-        """The commit that the worktree began with."""
-        self.run = run
-        """The last run that was given the worktree."""
-        self.socket = socket
-        """Of the daemon of that run."""
-        self.starts = starts or {}
-        """For each run: the commit or tree that it began with."""
-        self.isolated = isolated
-        self.origin = origin
-        """The directory in which the run was asked for."""
-
-    @property
-    def file(self) -> str:
-        return f"{self.path}.json"
-
-    def save(self) -> None:
-        import json
-
-        text = json.dumps({name: getattr(self, name) for name in _FIELDS})
-        with open(f"{self.file}.new", "w", encoding="ascii") as file:
-            file.write(text)
-        os.rename(f"{self.file}.new", self.file)
-
-    @property
-    def admin(self) -> str | None:
-        """The directory that git keeps for the worktree; `None` if there is none."""
-        at = f"{self.repository}/worktrees/{os.path.basename(self.path)}"
-        # git writes a path that is relative to `at` if worktree.useRelativePaths is set
-        named = os.path.normpath(os.path.join(at, _content(f"{at}/gitdir") or ""))
-        return at if self.unfinished or named == f"{self.path}/.git" else None
-
-    @property
-    def unfinished(self) -> bool:
-        """Whether git was ended while it made the worktree."""
-        return (
-            _content(f"{self.repository}/worktrees/{os.path.basename(self.path)}/locked")
-            == _INITIALISING
-        )
-
-    @property
-    def whole(self) -> bool:
-        """Whether git has made all of the worktree."""
-        return (
-            self.admin is not None and not self.unfinished and os.path.isfile(f"{self.path}/.git")
-        )
-
-    @property
-    def holds_nothing(self) -> bool:
-        """Whether nothing in it can be an agent's."""
-        return (
-            self.unfinished
-            or not os.path.lexists(self.path)
-            or (os.path.isdir(self.path) and not os.listdir(self.path))
-        )
-
-
-def _content(file: str) -> str | None:
-    with _Ignoring(), open(file, encoding="utf-8", errors="surrogateescape") as opened:
-        return opened.read().removesuffix("\n")
-    return None
-
-
-_FIELDS = (
-    "path", "repository", "branch", "start", "run", "socket", "starts", "isolated", "origin",
-)  # fmt: skip
-
-
 def read_record(path: str) -> Record | None:
     """Return the record of the worktree at a path; `None` if there is none that can be read."""
     import json
 
-    with _Ignoring(), open(f"{path}.json", encoding="ascii") as file:
+    with Ignoring(), open(f"{path}.json", encoding="ascii") as file:
         found = json.load(file)
-        return Record(**{name: found[name] for name in _FIELDS}) if found["path"] == path else None
+        return Record(**{name: found[name] for name in FIELDS}) if found["path"] == path else None
+    return None
+
+
+def around(cwd: str) -> Record | None:
+    """Return the record of the worktree around a directory if an isolated run has worked there. The
+    outermost counts: a run can write another record into its own worktree."""
+    path = ""
+    for name in os.path.realpath(cwd).split("/")[1:]:
+        path = f"{path}/{name}"
+        if os.path.isfile(f"{path}.json") and (record := read_record(path)) is not None:
+            return record if record.isolated else None
     return None
 
 
 def records(env: Mapping[str, str]) -> Iterator[Record]:
     """Yield the records of the user's worktrees."""
     top = os.path.realpath(directory(env))
-    with _Ignoring():
+    with Ignoring():
         for name in sorted(os.listdir(top)):
             if (
                 name.endswith(".json")
                 and (record := read_record(f"{top}/{name.removesuffix('.json')}")) is not None
             ):
                 yield record
-
-
-class _Ignoring:
-    """Ignores that a file is missing, or holds something else."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> bool:
-        return kind is not None and issubclass(kind, (OSError, ValueError, KeyError, TypeError))
 
 
 # ---- Making a worktree
@@ -241,15 +186,22 @@ def make(wanted: Record, origin: str, env: Mapping[str, str], *, found: bool) ->
     env = own(env)
     known = read_record(wanted.path)
     record = wanted if known is None else known
-    record.run, record.socket, record.isolated = (
-        wanted.run,
-        wanted.socket,
-        wanted.isolated or record.isolated,
-    )
+    if wanted.isolated:
+        private_git.check(record.repository)
+    elif record.isolated:
+        raise GitError(
+            f"run {record.run} was isolated, and what it has left in {record.path} would be obeyed "
+            "without a sandbox: add --isolate, or start a run with --worktree of its own"
+        )
+    record.run, record.socket = wanted.run, wanted.socket
     if known is not None and record.whole:
-        _check_top(record, env)
+        if not record.isolated:
+            _check_top(record, env)
         if wanted.run not in record.starts:
             record.starts = {**record.starts, wanted.run: _state(record, env)}
+        if wanted.isolated:
+            record.alternates, record.sandbox = wanted.alternates, wanted.sandbox
+            _give_private(record, env, new=False)
         record.save()
         return
     os.makedirs(os.path.dirname(wanted.path), mode=0o700, exist_ok=True)
@@ -257,7 +209,8 @@ def make(wanted: Record, origin: str, env: Mapping[str, str], *, found: bool) ->
         raise GitError(
             f"{wanted.path} is there, and git does not know it as a worktree: move it away"
         )
-    at = At(origin, env) if os.path.isdir(origin) else At("/", env, record.repository)
+    inside = os.path.isdir(origin) and around(origin) is None
+    at = At(origin, env) if inside else At("/", env, record.repository)
     kept = _kept_commit(record, at)
     again = bool(found or kept or (known is not None and not record.unfinished))
     fresh = False
@@ -273,10 +226,13 @@ def make(wanted: Record, origin: str, env: Mapping[str, str], *, found: bool) ->
             )
         elif kept:
             _forward(record, kept, env, at)
-        begun = git("rev-parse", f"refs/heads/{record.branch}", at=at)
+        begun = private_git.branch_commit(record.branch, at)
         record.starts = {wanted.run: begun, **record.starts}
         record.save()
         _add(record, at)
+        if wanted.isolated:
+            _give_private(record, env, new=True)
+            record.save()
         if again:
             said = f"the worktree was gone, and is made again on its branch '{record.branch}'"
             os.write(2, f"sfad: {said}\n".encode(errors="surrogateescape"))
@@ -308,7 +264,7 @@ def _add(record: Record, at: At) -> None:
         return
     # Files and hooks come last: a hook would change the checkout to which git is bound until then.
     # The lock says that the worktree is not whole.
-    locked = ["--no-checkout", "--lock", "--reason", _INITIALISING]
+    locked = ["--no-checkout", "--lock", "--reason", INITIALISING]
     git("worktree", "add", "--quiet", *locked, record.path, record.branch, at=at)
     inside = At(record.path, at.env)
     admin = f"{record.repository}/worktrees/{os.path.basename(record.path)}"
@@ -347,22 +303,36 @@ def _check_top(record: Record, env: Mapping[str, str]) -> None:
         )
 
 
+def _give_private(record: Record, env: Mapping[str, str], *, new: bool) -> None:
+    """Make what git of an isolated run writes to, unless that of an earlier attempt is up to
+    date."""
+    if record.isolated and not new:
+        private_git.bring(record, env)
+    if new or not record.isolated or not private_git.is_current(record, env):
+        private_git.make(record)
+    record.isolated = True
+    record.brought = private_git.branch_commit(record.branch, At("/", env, record.repository))
+
+
 def _state(record: Record, env: Mapping[str, str]) -> str:
-    """Return the tree of what is in the worktree now, untracked files included; of an isolated
-    run's, the commit."""
+    """Return the tree of what is in the worktree now, untracked files included."""
+    if record.isolated:
+        return snapshot(record, env).tree
     with Look(record, env) as look:
-        if record.isolated:
-            return look.git("rev-parse", "HEAD")
         look.git("add", "--all", "--ignore-errors", "--", ".", codes=(0, 1, 128))
         return look.git("write-tree")
 
 
 def _clear(record: Record) -> None:
-    """Remove what git had begun to make."""
-    admin = record.admin
-    shutil.rmtree(record.path, ignore_errors=True)
-    if admin is not None:
+    """Remove what git had begun to make, and the directory that it keeps for the worktree, unless a
+    person has moved the worktree: a run may have written another path into `gitdir`, and then git
+    does not remove the branch."""
+    admin = f"{record.repository}/worktrees/{os.path.basename(record.path)}"
+    private_git.delete(record.path)
+    elsewhere = content(f"{admin}/gitdir")
+    if elsewhere is None or content(os.path.join(admin, elsewhere)) != f"gitdir: {admin}":
         shutil.rmtree(admin, ignore_errors=True)
+    private_git.remove(record)
 
 
 # ---- Looking at a worktree without changing anything of it, its index included
@@ -410,14 +380,9 @@ class Look:
     def at(self) -> At:
         return At(self._record.path, self._env)
 
-    def modules(self) -> list[str]:
-        """Return the paths of sub-modules."""
-        entries = self.git("ls-files", "--stage", "-z").split("\0")
-        return [entry.partition("\t")[2] for entry in entries if entry.startswith("160000 ")]
-
     def dirty_modules(self) -> list[str]:
         """Return the paths of sub-modules with changes that no commit has."""
-        words = ["--porcelain=v2", "--untracked-files=no", "--no-renames", "-z", self.submodules]
+        words = ["--porcelain=v2", "--untracked-files=no", "--no-renames", "-z", _SUBMODULES]
         found = (entry.split(" ", 8) for entry in self.git("status", *words).split("\0"))
         return [
             entry[8]
@@ -431,53 +396,72 @@ class Look:
         words = ["--others", "--exclude-standard", "-z"]
         return [name for name in self.git("ls-files", *words).split("\0") if name.endswith("/")]
 
-    @property
-    def submodules(self) -> str:
-        """How git looks into sub-modules. It obeys their config, which an isolated run may have
-        written."""
-        return f"--ignore-submodules={'dirty' if self._record.isolated else 'none'}"
-
     def git(self, *words: str, codes: Sequence[int] = (0,)) -> str:
         return git(*self.words(*words), at=self.at, codes=codes)
-
-    def show(self, *words: str) -> int:
-        """Have git print, with the user's pager and colours. Return its exit code."""
-        return subprocess.run(
-            ["git", *self.words(*words)], cwd=self._record.path, env=self._env, check=False
-        ).returncode
 
 
 def diff(record: Record, run: str, env: Mapping[str, str], *, stat: bool, text: bool) -> str | None:
     """Show what a run has changed since its start, or return it as `text`. Raise `GitError`."""
+    start = record.starts.get(run, record.start)
+    words = ["diff", _SUBMODULES, *(["--stat"] if stat else []), start]
+    if record.isolated:
+        with private_git.left(record, env, uncommitted=True) as found:
+            found.based_on(start)
+            return _shown([*words, found.tree, "--"], found.at, text=text)
     with Look(record, env) as look:
         look.git("add", "--intent-to-add", "--ignore-errors", "--", ".", codes=(0, 1, 128))
-        words = [
-            "diff",
-            look.submodules,
-            *(["--stat"] if stat else []),
-            record.starts.get(run, record.start),
-            "--",
-        ]
-        if text:
-            found = look.git(*words)
-            return found and f"{found}\n"  # git apply takes no patch whose last line does not end
-        if code := look.show(*words):
-            raise GitError(f"git diff ended with {code}")
-        return None
+        return _shown([*look.words(*words), "--"], look.at, text=text)
+
+
+_SUBMODULES = "--ignore-submodules=none"
+"""Changes in sub-modules are the run's, too, whatever .gitmodules says."""
+
+
+def _shown(words: list[str], at: At, *, text: bool) -> str | None:
+    """Return what git prints, or have git print it, with the user's pager and colours."""
+    if text:
+        found = git(*words, at=at)
+        return found and f"{found}\n"  # git apply takes no patch whose last line does not end
+    done = subprocess.run(at.command(*words), cwd=at.cwd, env=at.env, check=False)
+    if done.returncode:
+        raise GitError(f"git diff ended with {done.returncode}")
+    return None
 
 
 def changes(record: Record, env: Mapping[str, str]) -> str | None:
     """Return what would be lost with a worktree beside its commits, in words; `None` if nothing
-    would. Raise `GitError`."""
+    would."""
     if not record.whole:
         return None if record.holds_nothing else "git does not know it as a worktree any more"
-    with Look(record, env) as look:
-        found = look.git("status", "--porcelain", "--untracked-files=all", look.submodules)
-        if found and not _is_landed(record, env):
+    try:
+        if _is_changed(record, env) and not _is_landed(record, env):
             return "it has changes that are not committed"
-    if record.isolated and os.path.isdir(f"{record.admin}/modules"):
+    except GitError as error:
+        return str(error)  # a run must not be able to keep its worktree from being removed
+    if record.isolated and os.path.isdir(_modules(record)):
         return "it has sub-modules, into which nothing looks because its run was isolated"
     return None
+
+
+def _is_changed(record: Record, env: Mapping[str, str]) -> bool:
+    if record.isolated:
+        found = snapshot(record, env)
+        at = At("/", own(env), record.repository)
+        same = found.tree == git("rev-parse", f"{found.head}^{{tree}}", at=at)
+        return not same or bool(found.left_out)
+    with Look(record, env) as look:
+        return bool(look.git("status", "--porcelain", "--untracked-files=all", _SUBMODULES))
+
+
+def _modules(record: Record) -> str:
+    """Return the directory in which git keeps the repositories of sub-modules."""
+    return f"{git_files(record)}/modules"
+
+
+def git_files(record: Record) -> str:
+    """Return the directory in which git of the run keeps HEAD and what it has begun."""
+    private = f"{private_git.directory(record.path)}/admin"
+    return private if record.isolated else record.admin or ""
 
 
 @dataclass
@@ -493,8 +477,14 @@ def left(record: Record, env: Mapping[str, str]) -> Left:
     """Return what is to be landed. Raise `GitError`."""
     if not record.whole:
         return Left(0, _count(record, env, []))
+    if record.isolated:
+        found = snapshot(record, env)
+        at = At("/", own(env), record.repository)
+        names = git("diff-tree", "-r", "--name-only", "-z", found.head, found.tree, at=at)
+        count, commits = names.count("\0"), _count(record, env, [found.head])
+        return Left(0 if count and _is_landed(record, env) else count, commits)
     with Look(record, env) as look:
-        words = ["--porcelain", "--untracked-files=all", "--no-renames", "-z", look.submodules]
+        words = ["--porcelain", "--untracked-files=all", "--no-renames", "-z", _SUBMODULES]
         entries = look.git("status", *words).split("\0")
         # a repository within it, which no commit can have, is told by `land` and `prune`
         files = [entry for entry in entries if entry and not entry.endswith("/")]
@@ -519,8 +509,12 @@ def has_commits(record: Record, env: Mapping[str, str]) -> bool:
     if not os.path.isdir(record.repository):
         return False
     tips = []
-    if record.whole:
-        with Look(record, env) as look:
+    if record.isolated and record.admin is not None:
+        with suppress(GitError):  # `changes` tells it
+            private_git.bring(record, env)
+        tips.append(git("rev-parse", "HEAD", at=At("/", own(env), record.admin)))
+    elif record.whole:
+        with suppress(GitError), Look(record, env) as look:  # as above
             tips.append(look.git("rev-parse", "HEAD"))
     return _count(record, env, tips) > 0
 
@@ -560,24 +554,24 @@ class Snapshot:
 
 def snapshot(record: Record, env: Mapping[str, str]) -> Snapshot:
     """Return what is in a worktree now, without changing anything of it. Raise `GitError`."""
+    if record.isolated:
+        private_git.bring(record, env)
+        at = At("/", own(env), record.repository)
+        with private_git.left(record, env, uncommitted=True, into=at) as found:
+            return Snapshot(found.head, *found.without_repositories(at))
     with Look(record, env) as look:
-        words, left_out = everything(record, look)
+        words, left_out = everything(look)
         look.git(*words)
         return Snapshot(look.git("rev-parse", "HEAD"), look.git("write-tree"), left_out)
 
 
-def everything(record: Record, look: Look) -> tuple[list[str], list[str]]:
+def everything(look: Look) -> tuple[list[str], list[str]]:
     """Return the words after `git` that stage everything that a commit can have, and what none
     can."""
     embedded = look.embedded()
     left_out = [f"{each} is a git repository of its own" for each in embedded]
-    if record.isolated:  # git would look into them, and obey what the run has written there
-        modules = [each for each in look.modules() if os.path.lexists(f"{record.path}/{each}/.git")]
-        left_out += [f"{each} is a sub-module, and the run was isolated" for each in modules]
-        embedded += modules
-    else:
-        dirty = look.dirty_modules()
-        left_out += [f"the sub-module {each} has changes that are not committed" for each in dirty]
+    dirty = look.dirty_modules()
+    left_out += [f"the sub-module {each} has changes that are not committed" for each in dirty]
     return [
         "add",
         "--all",
@@ -614,8 +608,11 @@ def keep(record: Record, env: Mapping[str, str], *, dry_run: bool) -> str | None
         raise NotKept(f"no commit can keep it: its repository {record.repository} is gone")
     if record.admin is None:
         raise NotKept("no commit can keep it: git does not know it as a worktree any more")
-    found = snapshot(record, env)
-    if os.path.isdir(f"{record.admin}/modules"):
+    try:
+        found = snapshot(record, env)
+    except GitError as error:
+        raise NotKept(f"no commit can keep it: {error}") from None
+    if os.path.isdir(_modules(record)):
         found.left_out.append("the repositories of its sub-modules are in it")
     if found.left_out:
         raise NotKept(f"no commit can keep all of it: {found.left_out[0]}")
@@ -646,14 +643,10 @@ def remove(record: Record, env: Mapping[str, str], *, branch: bool) -> None:
     """Remove a worktree and its record, and with `branch` its branch. Raise `GitError`,
     `OSError`."""
     at = At("/", own(env), record.repository) if os.path.isdir(record.repository) else None
-    if at is not None and record.admin is not None:
-        # twice, because git has locked one that it has not finished; git then does not look at what
-        # is in it
-        git("worktree", "remove", "--force", "--force", record.path, at=at, codes=(0, 128))
     _clear(record)
     if os.path.lexists(record.path):
         raise GitError(f"{record.path} cannot be removed")
     if at is not None and branch and exists(record.branch, at):
         git("branch", "--quiet", "-D", record.branch, at=at)
-    with _Ignoring():
+    with Ignoring():
         os.unlink(record.file)

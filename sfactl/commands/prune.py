@@ -13,6 +13,7 @@ from sfad.protocol.requests.daemon import Prune, Pruned
 from sfad.protocol.requests.listing import Info
 from sfad.protocol.types import ErrorCode
 from sfad.protocol.units import counted
+from sfad.worktree_record import Record
 
 from .. import output
 from ..app import app
@@ -171,7 +172,7 @@ def _worktrees(client: Client, wanted: Prune, *, every: bool, alone: bool, yes: 
 
 
 def _remove(
-    record: worktrees.Record,
+    record: Record,
     named: Named,
     known: bool,
     wanted: Prune,

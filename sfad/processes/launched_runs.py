@@ -65,17 +65,23 @@ def cookie_run(value: bytes) -> RunId:
 # bwrap         the main process: waits for the command, and ends with its exit code
 # └ bwrap       the first process of the sandbox's pid namespace
 #   └ command   the second
+#
+# In a worktree, the first step of the run is the main process: it waits for the outer bwrap.
 
 
 def command_of(main: int) -> int | None:
     """Return the pid of the command that a main process keeps in a sandbox; `None` while there is
     none."""
-    for first in kernel.children(main):
-        if kernel.innermost_pid(first) == 1:
-            return next(
-                (pid for pid in kernel.children(first) if kernel.innermost_pid(pid) == 2), None
-            )
-    return None
+    children = kernel.children(main)
+    below = (pid for child in children for pid in kernel.children(child))
+    return next(filter(None, map(_command_in, (*children, *below))), None)
+
+
+def _command_in(first: int) -> int | None:
+    """Return the pid of the command of the sandbox whose first process this is."""
+    if kernel.innermost_pid(first) != 1:
+        return None
+    return next((pid for pid in kernel.children(first) if kernel.innermost_pid(pid) == 2), None)
 
 
 # ---- Runs, and their marks

@@ -8,11 +8,14 @@ end with it, and a killed daemon changes nothing: the next one adopts the run wh
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 from collections.abc import Sequence
 
-from .. import worktrees
+from .. import private_git, worktrees
 from ..git import GitError
+from ..worktree_record import Record
 from .helper import ANSWER, NOT_EXECUTABLE, become, environment, fail, python_words, understood
 
 # ---- Before the run is admitted
@@ -30,8 +33,6 @@ def look_words(branch: str | None, again: bytes) -> list[bytes]:
 
 
 def look(words: Sequence[str]) -> None:
-    import json
-
     branch, default, again = words
     try:
         found = worktrees.look(os.getcwd(), None if default else branch[1:], again, os.environ)
@@ -50,7 +51,7 @@ def look(words: Sequence[str]) -> None:
 
 
 def step_words(
-    wanted: worktrees.Record, *, origin: bytes, cwd: bytes, sealed: bool, found: bool
+    wanted: Record, *, origin: bytes, cwd: bytes, sealed: bool, found: bool
 ) -> list[bytes]:
     """Return the command that `first_step` completes."""
     given = {
@@ -58,6 +59,7 @@ def step_words(
         "start": wanted.start, "run": wanted.run, "socket": wanted.socket,
         "isolated": "1" if wanted.isolated else "", "origin": os.fsdecode(origin),
         "cwd": os.fsdecode(cwd), "sealed": "1" if sealed else "", "found": "1" if found else "",
+        "alternates": json.dumps(wanted.alternates), "sandbox": json.dumps(wanted.sandbox),
     }  # fmt: skip
     return [
         *python_words("worktree", "enter"),
@@ -69,21 +71,62 @@ def enter(words: list[str]) -> None:
     """Make the worktree, enter it, and become the command. Return only by `SystemExit`, after a
     line on stderr."""
     given, files, argv = understood(words)
-    wanted = worktrees.Record(
+    wanted = Record(
         path=given["path"], repository=given["repository"], branch=given["branch"],
         start=given["start"], run=given["run"], socket=given["socket"],
         isolated=bool(given["isolated"]), origin=given["origin"],
+        alternates=json.loads(given["alternates"]), sandbox=json.loads(given["sandbox"]),
     )  # fmt: skip
     env = environment(sealed=bool(given["sealed"]))
     try:
         worktrees.make(wanted, given["origin"], env, found=bool(given["found"]))
-        if wanted.isolated:  # the sandbox can only show what is there
-            for below in ("refs/heads", "logs/refs/heads"):
-                os.makedirs(
-                    f"{wanted.repository}/{below}/{os.path.dirname(wanted.branch)}", exist_ok=True
-                )
         os.makedirs(given["cwd"], exist_ok=True)  # git keeps no empty directory
         os.chdir(given["cwd"])
     except (GitError, OSError) as error:
         fail(NOT_EXECUTABLE, f"the run has no worktree: {error}")
+    if wanted.isolated:
+        _wait(wanted.path, env)
     become(files, argv)
+
+
+_ENDING = (
+    signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
+    signal.SIGALRM, signal.SIGXCPU,
+)  # fmt: skip
+
+
+def _wait(path: str, env: dict[str, str]) -> None:
+    """Return in a new process, which becomes the sandbox. This one stays outside, brings what the
+    run commits into the repository, and ends as the sandbox has ended."""
+    signals = set(signal.valid_signals())
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    child = os.fork()
+    if not child:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return
+    for number in _ENDING:  # what ends the run comes to this process, too
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1):  # else a pipe of the run's would stay open
+        os.dup2(nowhere, descriptor)
+    status = os.waitpid(child, 0)[1]  # noqa: TID251 - its own child
+    try:
+        record = worktrees.read_record(path)
+        if record is not None:
+            private_git.bring(record, env)
+    except (GitError, OSError) as error:
+        said = f"sfad: what the run has committed is not in the repository: {error}\n"
+        os.write(2, said.encode(errors="surrogateescape"))
+    if os.WIFSIGNALED(status):
+        _end_by(os.WTERMSIG(status))
+    os._exit(os.waitstatus_to_exitcode(status))
+
+
+def _end_by(number: int) -> None:
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if number not in (signal.SIGKILL, signal.SIGSTOP):
+        signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)

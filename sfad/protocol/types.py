@@ -685,6 +685,11 @@ class Isolation(Struct, frozen=True, kw_only=True):
     variables: list[bytes] = []
     """Variables of that run which say where programs are, and where agents keep their files, as
     `KEY=VALUE`."""
+    repository: bytes = b""
+    """The repository of which `directory` is a worktree. What git writes there for the run is the
+    run's own."""
+    branches: bytes = b""
+    """The directory of its branch, below refs/heads: the run may change refs there."""
 
 
 class Worktree(Struct, frozen=True, kw_only=True):

@@ -208,6 +208,8 @@ def test_the_client_imports_nothing_of_the_daemon_but_the_protocol() -> None:
         "sfad.shipping",
         "sfad.git",
         "sfad.landing",
+        "sfad.private_git",
+        "sfad.worktree_record",
         "sfad.worktrees",
         *isolation,
     )

@@ -12,6 +12,7 @@ import pytest
 from sfad import worktrees
 from sfad.git import GitError
 from sfad.protocol.types import Status
+from sfad.worktree_record import Record
 from tests.conftest import Start
 from tests.e2e.test_worktrees import Repository
 from tests.harness import Daemon
@@ -205,7 +206,7 @@ def test_a_worktree_that_git_binds_to_another_directory_is_not_made(tmp_path: Pa
     hook.chmod(0o755)
     path = f"{repository.home}/.local/share/sfad/worktrees/x-1"
     start = repository.git("rev-parse", "HEAD").strip()
-    record = worktrees.Record(
+    record = Record(
         path=path, repository=f"{checkout}/.git", branch="sfad/x", start=start, run="1", socket="/"
     )
     with pytest.raises(GitError, match=f"git takes {checkout} for the top level"):

@@ -16,6 +16,7 @@ import pytest
 
 from sfad import worktrees
 from sfad.core.state.run import run_id, run_number
+from sfad.git import LOCAL
 from sfad.protocol import messages as m
 from sfad.protocol.types import Isolation, RunInfo, Status, Worktree
 from tests.conftest import Start
@@ -734,3 +735,98 @@ def _refusal_of_another(daemon: Daemon, run: RunInfo, top: Path) -> str:
             worktree=Worktree(of=run.id),
         )
     return getattr(reply, "message", "") or str(reply)
+
+
+# ---- What git is told when it only looks
+
+
+def kept_of(repository: Repository, daemon: Daemon) -> list[tuple[str, str]]:
+    """Return the runs whose worktrees `prune` keeps, and why."""
+    told = json.loads(repository.sfactl(daemon, "prune", "--keep", "0", "--dry-run", "--json"))
+    return [(each["run"], each["why"]) for each in told["worktrees_kept"]]
+
+
+ISOLATIONS = [None, pytest.param(Isolation(), marks=pytest.mark.needs("bwrap"))]
+
+
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+def test_a_monitor_of_files_hides_no_change(
+    daemon: Daemon, repository: Repository, isolation: Isolation | None
+) -> None:
+    """The monitor of a person, too, may be behind, as one is that was killed."""
+    monitor = repository.path / ".git" / "hooks" / "monitor"
+    monitor.write_text("#!/bin/sh\nprintf 'token\\0'\n")
+    monitor.chmod(0o755)
+    repository.git("config", "core.fsmonitor", str(monitor))
+    script = "git update-index --fsmonitor; git status --short; echo changed > file"
+    run = repository.run(daemon, script, isolation=isolation)
+    assert repository.git("status", "--short", cwd=Path(run.worktree or "")) == "" or isolation
+    assert "+changed" in repository.diff(daemon, run)
+    assert kept_of(repository, daemon) == [(run.id, "it has changes that are not committed")]
+
+
+def test_a_look_executes_no_hook(daemon: Daemon, repository: Repository) -> None:
+    run = repository.run(daemon, "echo changed > file")
+    hook = repository.path / ".git" / "hooks" / "post-index-change"
+    hook.write_text('#!/bin/sh\ntouch "$HOME/hook"\n')
+    hook.chmod(0o755)
+    assert "+changed" in repository.diff(daemon, run)
+    repository.sfactl(daemon, "prune", "--worktrees", "--dry-run")
+    repository.sfactl(daemon, "rerun", run.id)
+    assert not (repository.home / "hook").exists()
+
+
+def test_a_change_in_a_sub_module_counts_whatever_gitmodules_says(
+    daemon: Daemon, tmp_path: Path
+) -> None:
+    repository = Repository(tmp_path, directory="sub")
+    other = Repository(tmp_path / "other", directory="sub")
+    repository.git("submodule", "add", "-q", str(other.path), "module")
+    repository.git("config", "-f", ".gitmodules", "submodule.module.ignore", "all")
+    repository.commit("module")
+    run = repository.run(daemon, "cd ..; git submodule update -q --init; echo y > module/y")
+    assert run.exit_code == 0, daemon.errors(run.id)
+    assert "-dirty" in repository.diff(daemon, run)
+    assert kept_of(repository, daemon) == [(run.id, "it has changes that are not committed")]
+
+
+def test_the_variables_of_one_repository_are_those_of_git() -> None:
+    said = subprocess.run(
+        ["git", "rev-parse", "--local-env-vars"], capture_output=True, text=True, check=True
+    )
+    # which `git -c` sets, and a person: they are settings, and of no repository
+    settings = {"GIT_CONFIG_PARAMETERS", "GIT_CONFIG_COUNT"}
+    assert set(said.stdout.split()) - settings <= set(LOCAL)
+
+
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+@pytest.mark.parametrize("name", LOCAL)
+def test_a_variable_of_another_repository_leads_git_nowhere(
+    daemon: Daemon, repository: Repository, name: str, isolation: Isolation | None
+) -> None:
+    """As a person has them in a shell that a hook of git has started."""
+    value = str(repository.home / "elsewhere")
+    script = "echo mine > file; git add file; git commit -qm mine --allow-empty; echo more >> file"
+    run = repository.run(
+        daemon,
+        script,
+        isolation=isolation,
+        env=[*repository.options()["env"], f"{name}={value}".encode()],
+    )
+    assert run.exit_code == 0, daemon.errors(run.id)
+    shown = repository.diff(daemon, run)
+    assert "+more" in shown
+    told = repository.sfactl(daemon, "prune", "--worktrees", "--dry-run")
+    repository.env[name] = value
+    try:
+        assert repository.diff(daemon, run) == shown
+        assert repository.sfactl(daemon, "prune", "--worktrees", "--dry-run") == told
+        again = repository.sfactl(daemon, "rerun", run.id).split()[0]
+        with daemon.client() as client:
+            assert ended(client, again).exit_code == 0, daemon.errors(again)
+        repository.sfactl(daemon, "prune", "--worktrees")
+    finally:
+        del repository.env[name]
+    assert not os.path.lexists(run.worktree or "")
+    assert not os.path.lexists(value)
+    assert repository.git("log", "--format=%s", run.branch or "").split()[-1] == "first"

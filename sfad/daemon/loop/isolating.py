@@ -224,4 +224,6 @@ class Isolating:
             gateway=gateway,
             terminal=terminal,
             shims=shims,
+            repository=isolation.repository,
+            branches=isolation.branches,
         ).words()

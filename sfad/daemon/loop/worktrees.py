@@ -24,7 +24,8 @@ from ...processes.worktree import look_words, step_words
 from ...protocol.messages import Continuation, Spawn
 from ...protocol.types import Isolation, RunId, RunInfo, Worktree
 from ...runs.live import Live
-from ...worktrees import Record, branch_of, slug
+from ...worktree_record import Record
+from ...worktrees import branch_of, slug
 
 LOOK_SECONDS = 20.0
 """Seconds that git may take to look at a repository, which may be on a slow network."""
@@ -181,8 +182,8 @@ def check_free(path: bytes, of: RunId, live: Mapping[RunId, Live]) -> None:
 
 
 def isolated(isolation: Isolation, worktree: Worktree | None) -> Isolation:
-    """Return the isolation of a run that has a worktree of its own: it may write there, and what
-    git needs to commit on its branch, and read the rest of the repository. Raise `Invalid`."""
+    """Return the isolation of a run that has a worktree of its own: it may write there, and reads
+    the repository. Raise `Invalid`."""
     if worktree is None or worktree.shared:
         return isolation
     above = os.path.dirname(worktree.branch or "sfad/")
@@ -192,17 +193,21 @@ def isolated(isolation: Isolation, worktree: Worktree | None) -> Isolation:
             f"as in --worktree=work/{worktree.branch}: "
             f"the run could write to each branch beside '{worktree.branch}'"
         )
-    repository = os.fsdecode(worktree.repository)
-    own = f"worktrees/{os.path.basename(os.fsdecode(worktree.path))}"
-    paths = [
-        f"{repository}/{each}"
-        for each in ("objects", own, f"refs/heads/{above}", f"logs/refs/heads/{above}")
-    ]
+    seen = [*isolation.readable, *isolation.writable]
+    for path in worktree.alternates:
+        # any run that may write to a repository can name a directory there
+        if path not in seen:
+            text = os.fsencode(path).decode(errors="backslashreplace")
+            raise Invalid(
+                f"the repository borrows objects from {text} (objects/info/alternates), "
+                f"which an isolated run does not see: add --readable {text}"
+            )
     return replace(
         isolation,
         directory=worktree.path,
-        writable=[*isolation.writable, *map(os.fsencode, paths)],
-        readable=[*isolation.readable, worktree.repository, *worktree.alternates],
+        readable=[*isolation.readable, worktree.repository],
+        repository=worktree.repository,
+        branches=os.fsencode(above),
     )
 
 
@@ -248,10 +253,23 @@ def first_step(live: Live, socket: str, *, sealed: bool) -> list[bytes] | None:
         path=os.fsdecode(worktree.path), repository=os.fsdecode(worktree.repository),
         branch=branch(live) or "", start=worktree.start, run=live.run.id, socket=socket,
         isolated=spawn.isolation is not None,
+        alternates=list(map(os.fsdecode, worktree.alternates)),
+        sandbox=[] if spawn.isolation is None else _reader(spawn.isolation, worktree),
     )  # fmt: skip
     return step_words(
         record, origin=worktree.origin, cwd=spawn.cwd, sealed=sealed, found=worktree.found
     )
+
+
+def _reader(isolation: Isolation, worktree: Worktree) -> list[str]:
+    """Return the words of the sandbox in which sfad reads what a run has left."""
+    words = [
+        b"home=" + isolation.home,
+        b"program=git",
+        *(b"variable=" + item for item in isolation.variables),
+        *(b"read=" + path for path in worktree.alternates),
+    ]
+    return list(map(os.fsdecode, words))
 
 
 def environment(live: Live, env: list[bytes]) -> list[bytes]:

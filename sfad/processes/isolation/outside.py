@@ -66,6 +66,8 @@ def _become_sandbox(settings: SandboxSettings) -> None:
     if os.geteuid() == 0:
         kernel.keep_later_mounts_away(view.shown())
     arguments = [*_NAMESPACES, *view.words(), *_environment(env)]
+    if settings.has("looks"):
+        arguments.append("--die-with-parent")
     filtered = _memory("sfad-filter", kernel.compiled(os.uname().machine))
     arguments += ["--seccomp", str(filtered)]
     kernel.join_new_keyring()

@@ -47,6 +47,11 @@ class Sandbox:
     """The port of the gateway, if it has its own network and may reach that."""
     terminal: bool = False
     shims: Sequence[bytes] = ()
+    repository: bytes = b""
+    """The repository, if `directory` is a worktree of it: what git writes is the run's own
+    (`sfad.private_git`)."""
+    branches: bytes = b""
+    """The directory of its branch below refs/heads."""
 
     def words(self) -> list[bytes]:
         """Return the command that `in_sandbox` completes."""
@@ -61,6 +66,9 @@ class Sandbox:
             *(("write", path) for path in self.writable),
             *(("variable", item) for item in self.variables),
             *(("read", path) for path in self.readable),
+            ("repository", self.repository),
+            ("worktree", self.directory),
+            ("branches", self.branches),
             ("home", self.home),
             ("program", self.program),
             *self._agent_files(),

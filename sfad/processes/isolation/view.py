@@ -8,6 +8,7 @@ import pwd
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from ... import private_git
 from . import programs, visible
 from .visible import ForbiddenError, followed, topmost, within, within_any
 
@@ -137,6 +138,9 @@ class SandboxView:
                 "of which the command sees nothing: start elsewhere"
             )
         self._show_door(settings.one("door"))
+        self._sources: dict[str, str] = {}
+        if repository := settings.one("repository"):
+            self._show_private(repository, looks=settings.has("looks"))
 
     def sees(self, path: str) -> bool:
         """Return whether the command sees this file or directory."""
@@ -177,7 +181,7 @@ class SandboxView:
                     closed.append(path)
             else:
                 yield from (
-                    (f"--{kind}", path, path)
+                    (f"--{kind}", self._sources.get(path, path), path)
                     if kind != "cover"
                     else ("--ro-bind", "/dev/null", path)
                 )
@@ -286,6 +290,13 @@ class SandboxView:
         if os.path.exists(shown):
             self._follow([shown])
             self._mounts[os.path.realpath(shown)] = "ro-bind"
+
+    def _show_private(self, repository: str, *, looks: bool) -> None:
+        """Show what git writes for a worktree in place of the repository's. `looks`: read-only."""
+        worktree, branches = (self._settings.one(name) for name in ("worktree", "branches"))
+        for path, source, writes in private_git.shown(repository, worktree, branches):
+            self._mounts[path] = "bind" if writes and not looks else "ro-bind"
+            self._sources[path] = source
 
 
 def _checked(readable: Sequence[str], daemons: Sequence[str]) -> Sequence[str]:
