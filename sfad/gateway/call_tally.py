@@ -369,6 +369,7 @@ class CallTally:
             cut=self._reply.cut and self._max_output is not None,
             failed=self._failed or bool(self._reply.failed and not self._shows),
             api=self._api.name,
+            url=self._asked.url,
             free=self._asked.free,
         )
 

@@ -116,6 +116,9 @@ ENCODED_PIECE = 4 << 10
 calls wait meanwhile."""
 MAX_PATH = 200
 """Characters of a path that are recorded."""
+MAX_URL = 500
+"""Characters of an upstream's URL that the daemon is told; those that tell its provider are short.
+"""
 CONNECT_TIMEOUT = 60.0
 """Seconds until an upstream has taken a connection, TLS included."""
 CLOSE_TIMEOUT = 5.0
@@ -329,6 +332,7 @@ def _admission(
         streamed=call.streams,
         others=list(call.others),
         api=api.name,
+        url=upstream.shown[:MAX_URL],
     )
 
 

@@ -793,7 +793,8 @@ class CallInfo(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """The model that the reply says has answered, where it is not `model`."""
     price_from: str | None = None
     """Where the cost is from: `reply` if the reply says it, else the model at whose price it
-    counts."""
+    counts, with ` at PROVIDER` behind it if that is the upstream's provider, and not the one that
+    the name tells."""
     modes: dict[Modality, tuple[int, int]] = {}
     """Of `input_tokens` and `output_tokens`, those that are not text."""
 

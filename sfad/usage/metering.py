@@ -203,7 +203,8 @@ class UsePricing:
         dearest = max(names, key=lambda name: prices.cost(name, tokens) or 0.0)
         cost = prices.price(dearest, tokens)
         stands_in = dearest not in {request.model, request.served}
-        return dearest, stands_in or (cost is not None and cost.sure < cost.usd)
+        estimated = stands_in or (cost is not None and cost.sure < cost.usd)
+        return prices.source(dearest), estimated
 
     def when_known(
         self, run: RunId, model: str | None, then: Callable[[], None], unsure: Callable[[str], None]
@@ -215,7 +216,7 @@ class UsePricing:
 
     def _call_prices(self, call: m.AdmitCall | m.EndCall) -> Prices:
         """Return the prices that count for a call, and tell of a free one."""
-        prices = self._prices(call.run)
+        prices = self._prices(call.run).at(call.url)
         if call.free is None:
             return prices
         if call.run in self.runs:

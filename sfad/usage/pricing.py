@@ -12,11 +12,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, NamedTuple, get_args
+from urllib.parse import urlsplit
 
 import trio
 from msgspec.structs import replace
@@ -47,6 +49,17 @@ _MAKERS = {
     "gemini": "google",
 }
 """The library's ids of providers, by agent program and by API of the gateway."""
+
+_SELLERS = {
+    "amazon-bedrock": "aws",
+    "https://api.together.ai": "together",
+    "togetherai": "together",
+    "novita-ai": "novita",
+    "xai": "x-ai",
+}
+"""The library's ids of providers, by addresses and names that it does not know: an address of its
+documentation (https://docs.together.ai/docs/inference/openai-compatibility), names of opencode
+(https://models.dev) and LiteLLM (https://docs.litellm.ai/docs/providers)."""
 
 LONG_CACHE = 2.0
 """What input costs that is written to a cache for an hour, by the price of input
@@ -220,8 +233,20 @@ class Prices:
     ) -> None:
         self.library = library or PriceLibrary()
         self._own = dict(own or {})
+        self._seller = ""
         self._match = lru_cache(MATCHES_KEPT)(self._search)
         self._stand_in = lru_cache(MATCHES_KEPT)(self._search_dearest)
+
+    def at(self, provider: str) -> Prices:
+        """Return the same prices, but before other list prices those of a provider: the URL of its
+        API, or its name. One that the library does not know changes nothing."""
+        providers = self.library.providers
+        seller = providers.seller(provider) if providers is not None and provider else ""
+        if seller == self._seller:
+            return self
+        found = copy(self)  # with the same caches
+        found._seller = seller
+        return found
 
     def with_free(self, *models: str) -> Prices:
         """Return the same prices, but that these models cost nothing."""
@@ -244,13 +269,12 @@ class Prices:
         All tokens of some models cost more if the request has much input (mostly above 200 000
         tokens). So `tokens` are those of one request; for a sum over several requests,
         `request_input` is the input of one of them."""
-        if len(model) > NAME_MAX or not model.isprintable():
-            return None
-        found = self._match(model, self.library.providers)
+        found = self._found(model)
         if found is None:
             return None
+        size = tokens.input if request_input is None else request_input
         try:
-            return _total(tokens, found(tokens.input if request_input is None else request_input))
+            return _total(tokens, found.rates(size))
         except OverflowError:  # no float holds so many tokens
             return None
 
@@ -258,10 +282,10 @@ class Prices:
         """Return USD for a million tokens of output, of the dearest modality that a model may
         answer with; `None` as in `cost`. `request_input`: as in `cost`."""
         text = Tokens(output=1_000_000)
-        found = None if len(model) > NAME_MAX else self._match(model, self.library.providers)
+        found = self._found(model)
         if found is None:
             return None
-        rates = found(request_input)
+        rates = found.rates(request_input)
         made = [
             replace(text, modes={mode: text})
             for mode in get_args(Modality)
@@ -277,6 +301,14 @@ class Prices:
     def knows(self, model: str) -> bool:
         """Return whether a model has a price under this name."""
         return self.price(model, Tokens()) is not None
+
+    def source(self, model: str) -> str:
+        """Return where the price of a model is from: its name, and behind it ` at PROVIDER` if not
+        the provider that the name tells counts, but that of `at`."""
+        found, named = self._found(model), self.at("")._found(model)
+        if found is None or (named is not None and named.seller == found.seller):
+            return model
+        return f"{model} at {found.seller}"
 
     def charged_as(self, model: str, hint: str | None = None) -> str:
         """Return the name at whose price a model counts: its own; without a price, what its program
@@ -300,13 +332,20 @@ class Prices:
             )
             return None
 
-    def _search(self, model: str, providers: _Providers | None) -> _Priced | None:
+    def _found(self, model: str) -> _Match | None:
+        if len(model) > NAME_MAX or not model.isprintable():
+            return None
+        return self._match(model, self._seller, self.library.providers)
+
+    def _search(self, model: str, seller: str, providers: _Providers | None) -> _Match | None:
         names = list(dict.fromkeys(_spellings(model)))
         for name in names:
             if name in self._own:
-                return _fixed(self._own[name])
+                return _Match(_fixed(self._own[name]))
+        if providers is None:
+            return None
         try:
-            return None if providers is None else providers.find([name.lower() for name in names])
+            return providers.find([name.lower() for name in names], seller)
         except Exception as error:  # noqa: BLE001 — a fault of the library must not reach the event loop
             self.library.failed(
                 f"the library genai-prices failed on {model!r}: {type(error).__name__}: {error}"
@@ -358,6 +397,12 @@ class _Rates:
 
 _Priced = Callable[[int], _Rates]
 """Takes the input tokens of a request; returns the rates of a model now."""
+
+
+class _Match(NamedTuple):
+    rates: _Priced
+    seller: str = ""
+    """The library's id of the provider whose price it is; empty for prices of ours."""
 
 
 def _fixed(price: Price) -> _Priced:
@@ -483,28 +528,60 @@ class _Providers:
         self._providers = providers
         self._by_id = by_id
         self._bedrock = by_id(providers, "aws")
+        self._apis = [(re.compile(each.api_pattern), each.id) for each in providers]
 
-    def find(self, names: list[str]) -> _Priced | None:
-        """Return the price of the first of these spellings, in lower case, that a provider
-        knows."""
+    def seller(self, told: str) -> str:
+        """Return the id of the provider with this name, or with its API at this URL; empty if it is
+        not known. A part of a name says nothing: people name their proxies themselves."""
+        if "://" not in told:
+            name = _SELLERS.get(told.lower(), told.lower())
+            return next((each.id for each in self._providers if each.id == name), "")
+        try:
+            parts = urlsplit(told)
+        except ValueError:
+            return ""
+        origin = f"{parts.scheme}://{(parts.hostname or '').removesuffix('.')}"
+        if origin in _SELLERS:
+            return _SELLERS[origin]
+        url = f"{origin}{parts.path}"
+        return next((provider for api, provider in self._apis if _is_below(url, api)), "")
+
+    def find(self, names: list[str], seller: str = "") -> _Match | None:
+        """Return the price of the first of these spellings, in lower case, that a provider knows:
+        the seller, else those that the name tells."""
         if names and names[0].partition("/")[0] in _LOCAL:
             return None
+        return self._sold_by(seller, names) or self._named(names)
+
+    def _sold_by(self, seller: str, names: list[str]) -> _Match | None:
+        provider = self._by_id(self._providers, seller) if seller else None
+        if provider is None or any(name.startswith("ft:") for name in names):
+            return None
+        for name in names:
+            # without what the library takes from other providers: the name tells these, too
+            model = provider.find_model(name)
+            if model is not None and _rates_of(model, 0).keys() & {"input", "output"}:
+                return self._priced(model, provider)
+        return None
+
+    def _named(self, names: list[str]) -> _Match | None:
         for name in names:
             if name.startswith("ft:"):
-                return _fine_tuned(name)
+                tuned = _fine_tuned(name)
+                return None if tuned is None else _Match(tuned)
             if (tiers := _unlisted(name)) is not None:
-                return _tiered(tiers)
+                return _Match(_tiered(tiers))
             for provider, rest in (*self._candidates(name), *self._resellers(name)):
                 if (model := provider.find_model(rest, all_providers=self._providers)) is not None:
                     return self._priced(model, provider)
         return None
 
-    def _priced(self, model: ModelInfo, provider: Provider) -> _Priced:
+    def _priced(self, model: ModelInfo, provider: Provider) -> _Match:
         listed = _listed(model, provider)
-        if provider.id != "x-ai" or _RETIRED.fullmatch(model.id) is None:
-            return listed
-        now = provider.find_model(_RETIRED_AS, all_providers=self._providers)
-        return listed if now is None else _dearer(listed, _listed(now, provider))
+        if provider.id == "x-ai" and _RETIRED.fullmatch(model.id) is not None:
+            now = provider.find_model(_RETIRED_AS, all_providers=self._providers)
+            listed = listed if now is None else _dearer(listed, _listed(now, provider))
+        return _Match(listed, provider.id)
 
     def meant(self, name: str, hint: str | None) -> str | None:
         """Return the model that an agent program means by an alias; `None` if it is none."""
@@ -549,7 +626,8 @@ class _Providers:
         """Yield providers that may sell the model, and their name for it: the one named in front,
         its maker, Amazon."""
         head, slash, rest = name.partition("/")
-        if slash and rest and (named := self._by_id(self._providers, head)) is not None:
+        named = self._by_id(self._providers, _SELLERS.get(head, head)) if slash and rest else None
+        if named is not None:
             yield named, rest
         if name.startswith("glm-") and (zai := self._by_id(self._providers, "zai")) is not None:
             yield zai, name  # the library knows its older models by name only, at another provider
@@ -567,6 +645,13 @@ class _Providers:
         openrouter = self._by_id(self._providers, "openrouter")
         if "/" in name and openrouter is not None:
             yield openrouter, name
+
+
+def _is_below(url: str, api: re.Pattern[str]) -> bool:
+    """Return whether a URL is below that of an API. Most of the library's patterns have no end, and
+    would find `api.x.ai` in `api.x.ai.example`."""
+    found = api.match(url)
+    return found is not None and (found[0][-1] in "./" or url[found.end() :][:1] in {"", "/"})
 
 
 def _fine_tuned(name: str) -> _Priced | None:

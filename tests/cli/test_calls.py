@@ -44,6 +44,7 @@ def call(number: int = 1, **changes: Any) -> CallInfo:
         ),
         (call(served="m-2", price_from="m"), "200, answered by m-2, price of m"),
         (call(price_from="m"), "200"),
+        (call(price_from="m at groq"), "200, price of m at groq"),
         (call(price_from="reply"), "200, cost as the reply says"),
         (call(price_from="x", estimated=True), "200, cost estimated (price of x)"),
         (call(state="under_way", clamped_to=4096, waited_s=0.2), "under way, lowered to 4096"),

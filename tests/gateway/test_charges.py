@@ -95,6 +95,8 @@ class Row:
     encoding: str = ""
     body: Callable[[Row, bool], bytes] | None = None
     """Instead of that of the API."""
+    url: str = ""
+    """Of the upstream."""
 
     def __str__(self) -> str:
         return f"{self.api}: {self.what}"
@@ -1382,6 +1384,73 @@ GEMINI_ROWS = [
 ]
 
 
+# ---- Models that several providers sell. The host tells whose price counts
+
+GPT_OSS = "openai/gpt-oss-120b"
+
+
+def sold(url: str, model: str, into: float, out: float, source: str, **more: Any) -> Row:
+    right = usd((100_000, into), (1000, out))
+    return c(f"{model} at {url}", PLAIN_C, right, source, model=model, url=url, **more)
+
+
+HOST_ROWS = [
+    sold("https://api.groq.com/openai/v1", GPT_OSS, 0.15, 0.6, "https://groq.com/pricing"),
+    sold(
+        "https://api.groq.com/openai/v1", "qwen/qwen3-32b", 0.29, 0.59, "https://groq.com/pricing"
+    ),
+    sold(
+        "https://api.cerebras.ai/v1", "gpt-oss-120b", 0.35, 0.75, "https://www.cerebras.ai/pricing"
+    ),
+    sold("https://api.together.ai/v1", GPT_OSS, 0.15, 0.6, "https://www.together.ai/pricing"),
+    sold(
+        "https://api.fireworks.ai/inference/v1",
+        "accounts/fireworks/models/kimi-k2p5",
+        0.6,
+        3.0,
+        "https://fireworks.ai/pricing",
+    ),
+    sold(
+        "https://api.mistral.ai/v1",
+        "magistral-medium-latest",
+        2.0,
+        5.0,
+        "https://mistral.ai/pricing",
+    ),
+    sold(
+        "https://api.deepseek.com",
+        "deepseek-v3.2",
+        0.2288,
+        0.3432,
+        "https://api-docs.deepseek.com/quick_start/pricing",
+    ),
+    sold(
+        "https://me.openai.azure.com/openai/v1",
+        "my-deployment",
+        1.25,
+        10.0,
+        "https://azure.microsoft.com/pricing/details/cognitive-services/openai-service/",
+        served="gpt-5-2025-08-07",
+    ),
+    sold(
+        "https://bedrock-runtime.us-west-2.amazonaws.com/openai/v1",
+        "openai.gpt-oss-120b-1:0",
+        0.15,
+        0.6,
+        "https://aws.amazon.com/bedrock/pricing/",
+    ),
+    # what a router says itself counts before its list price
+    c(
+        "OpenRouter's own cost",
+        PLAIN_C | {"cost": 0.0375},
+        0.0375,
+        OPENROUTER,
+        model=GPT_OSS,
+        url="https://openrouter.ai/api/v1",
+    ),
+]
+
+
 def wrapped() -> Iterator[Row]:
     """Yield the plain reply of each API in other clothes."""
     plain = (ANTHROPIC_ROWS[0], CHAT_ROWS[0], RESPONSES_ROWS[0], GEMINI_ROWS[0])
@@ -1416,10 +1485,9 @@ def zstd_compressed(body: bytes) -> bytes:
     return zstd.compress(body)
 
 
+APIS_ROWS = (*ANTHROPIC_ROWS, *CHAT_ROWS, *RESPONSES_ROWS, *GEMINI_ROWS)
 ROWS = [
-    (row, streamed)
-    for row in (*ANTHROPIC_ROWS, *CHAT_ROWS, *RESPONSES_ROWS, *GEMINI_ROWS, *wrapped())
-    for streamed in row.streamed
+    (row, streamed) for row in (*APIS_ROWS, *HOST_ROWS, *wrapped()) for streamed in row.streamed
 ]
 
 # ---- how each is charged
@@ -1440,7 +1508,13 @@ def ended(row: Row, streamed: bool) -> EndCall:
     request = {"model": row.model, "stream": streamed} | row.asked
     answer, _ = answer_to(BodyQuestion(row.api, path, ""), json.dumps(request).encode())
     asked = AdmitCall(
-        id=0, run="r", model=answer.call.model, input_tokens=20, max_output=5000, api=api.name
+        id=0,
+        run="r",
+        model=answer.call.model,
+        input_tokens=20,
+        max_output=5000,
+        api=api.name,
+        url=row.url,
     )
     decision = CallDecision(id=0, reservation="n")
     with BodyMemory().space("r", None) as space:

@@ -150,7 +150,7 @@ def test_the_cost_equals_that_of_the_library(prices: Prices, tokens: Tokens, lea
     compared = 0
     for provider, model in list(every_model())[:: 1 if tokens.modes else 3]:
         found = prices.library.providers.find([f"{provider}/{model}".lower()])  # type: ignore[union-attr]
-        rates = None if found is None else found(tokens.input)
+        rates = None if found is None else found.rates(tokens.input)
         if rates is None or not kinds_of(tokens) <= rates.of.keys() or model.startswith("sonar"):
             continue
         if rates.least is not None:
@@ -484,6 +484,114 @@ def test_a_model_that_its_maker_sells_costs_what_the_maker_says(prices: Prices) 
 def test_a_fine_tuned_model_costs_what_the_page_of_prices_says(prices: Prices) -> None:
     assert prices.cost("ft:gpt-4o-mini-2024-07-18:me::id", USED) == pytest.approx(0.03 + 0.012)
     assert prices.cost("ft:gpt-4.1-2025-04-14:me::id", USED) == pytest.approx(0.3 + 0.12)
+
+
+@pytest.mark.parametrize(
+    ("provider", "model", "into", "out", "source"),
+    [
+        ("https://api.groq.com/openai/v1", "openai/gpt-oss-120b", 0.15, 0.6, "groq"),
+        ("https://API.Groq.com:443/openai/v1", "openai/gpt-oss-120b", 0.15, 0.6, "groq"),
+        ("https://api.groq.com/openai/v1", "qwen/qwen3-32b", 0.29, 0.59, "groq"),
+        # neither its maker nor OpenRouter has it under this name
+        ("https://api.groq.com/openai/v1", "llama-3.3-70b-versatile", 0.59, 0.79, "groq"),
+        ("https://api.cerebras.ai/v1", "gpt-oss-120b", 0.35, 0.75, "cerebras"),
+        ("https://api.cerebras.ai/v1", "zai-glm-4.7", 2.25, 2.75, "cerebras"),
+        ("https://api.together.xyz/v1", "openai/gpt-oss-120b", 0.15, 0.6, "together"),
+        ("https://api.together.ai/v1", "openai/gpt-oss-120b", 0.15, 0.6, "together"),
+        ("https://api.novita.ai/openai/v1", "openai/gpt-oss-120b", 0.05, 0.25, "novita"),
+        ("https://router.huggingface.co/groq/v1", "Qwen/Qwen3-32B", 0.29, 0.59, "huggingface_groq"),
+        ("https://api.perplexity.ai", "sonar-pro", 3, 15, "perplexity"),
+        # those that the name tells, too
+        (
+            "https://api.fireworks.ai/inference/v1",
+            "accounts/fireworks/models/gpt-oss-120b",
+            0.15,
+            0.6,
+            None,
+        ),
+        ("https://api.mistral.ai/v1", "magistral-medium-latest", 2, 5, None),
+        ("https://api.deepseek.com/anthropic", "deepseek-v3.2", 0.2288, 0.3432, None),
+        (
+            "https://bedrock-runtime.us-west-2.amazonaws.com/openai/v1",
+            "openai.gpt-oss-120b-1:0",
+            0.15,
+            0.6,
+            None,
+        ),
+        # the library says that it has the price from OpenAI
+        ("https://me.openai.azure.com/openai/v1", "gpt-5", 1.25, 10, None),
+        ("https://me.openai.azure.com/openai/v1", "o4-mini", 1.1, 4.4, "azure"),
+        ("https://us-east5-aiplatform.googleapis.com/v1", "claude-sonnet-4-5@1", 3, 15, "google"),
+        ("https://api.openai.com/v1", "gpt-5.3-codex-spark", 1.75, 14, None),
+        ("groq", "openai/gpt-oss-120b", 0.15, 0.6, "groq"),
+        ("togetherai", "openai/gpt-oss-120b", 0.15, 0.6, "together"),
+    ],
+)
+def test_a_model_costs_what_the_provider_of_the_upstream_says(
+    prices: Prices, provider: str, model: str, into: float, out: float, source: str | None
+) -> None:
+    found = prices.at(provider)
+    assert found.cost(model, USED) == pytest.approx(0.1 * into + 0.01 * out)
+    assert found.source(model) == (model if source is None else f"{model} at {source}")
+    assert found.charged_as(model, "openai-chat") == model
+
+
+@pytest.mark.parametrize(
+    "provider",
+    [
+        "", "http://127.0.0.1:4000/v1", "https://litellm.corp/api.groq.com/v1", "http://[", "https://",
+        "https://api.groq.com.corp/openai/v1", "https://corp-api.groq.com/v1",
+        "http://api.groq.com/v1", "http://xai:4000/v1", "https://novita-ai/v1", "litellm",
+        "my-groq", "corp", "https://dashscope-intl.aliyuncs.com/compatible-mode/v1",
+    ],
+)  # fmt: skip
+def test_a_provider_that_is_not_known_changes_no_price(prices: Prices, provider: str) -> None:
+    for model in ("openai/gpt-oss-120b", "qwen3-max", "claude-sonnet-4-5", "unheard-of"):
+        assert prices.at(provider).cost(model, USED) == prices.cost(model, USED)
+        assert prices.at(provider).source(model) == model
+
+
+@pytest.mark.parametrize(
+    "model",
+    ["unheard-of", "claude-sonnet-4-5", "ft:gpt-4o:me::id", "ollama/llama3", "whisper-large-v3"],
+)
+def test_a_model_that_the_provider_does_not_sell_by_the_token_costs_what_its_name_tells(
+    prices: Prices, model: str
+) -> None:
+    groq = prices.at("https://api.groq.com/openai/v1")
+    assert groq.cost(model, USED) == prices.cost(model, USED)
+    assert groq.charged_as(model, "openai-chat") == prices.charged_as(model, "openai-chat")
+
+
+def test_a_router_without_a_cost_of_its_own_counts_at_its_list_price(prices: Prices) -> None:
+    model = "openai/gpt-oss-120b"
+    listed = prices.cost(f"openrouter/{model}", USED)
+    assert prices.at("https://openrouter.ai/api/v1").cost(model, USED) == listed
+    assert listed != prices.cost(model, USED)
+
+
+def test_the_price_of_the_config_counts_before_that_of_the_provider(prices: Prices) -> None:
+    own = Prices({"gpt-oss-120b": OWN}, prices.library).at("https://api.groq.com/openai/v1")
+    assert own.cost("openai/gpt-oss-120b", USED) == pytest.approx(0.12)
+    assert own.source("openai/gpt-oss-120b") == "openai/gpt-oss-120b"
+
+
+@pytest.mark.parametrize(
+    ("name", "means"),
+    [
+        ("togetherai/openai/gpt-oss-120b", "together/openai/gpt-oss-120b"),
+        (
+            "fireworks-ai/accounts/fireworks/models/gpt-oss-120b",
+            "accounts/fireworks/models/gpt-oss-120b",
+        ),
+        ("groq/openai/gpt-oss-120b", "groq/openai/gpt-oss-120b"),
+    ],
+)
+def test_a_name_with_its_provider_in_front_costs_what_that_one_says(
+    prices: Prices, name: str, means: str
+) -> None:
+    """As opencode and LiteLLM write it."""
+    assert prices.cost(name, USED) == prices.cost(means, USED) == pytest.approx(0.021)
 
 
 def test_a_retired_model_costs_at_most_what_answers_for_it(prices: Prices) -> None:

@@ -70,6 +70,8 @@ class AdmitCall(Request, tag="admit_call"):
     call one of them."""
     api: str = ""
     """The format of its upstream, which tells the provider of a model without a price."""
+    url: str = ""
+    """Where its upstream is, which tells the provider whose price counts."""
     login: str = ""
     """A short hash of the call's credential, which tells its account; empty where it has none, or
     where its upstream is not believed about subscriptions."""
@@ -118,6 +120,8 @@ class EndCall(Request, tag="end_call"):
     cut: bool = False
     """The reply ended at a maximum that the gateway had set."""
     api: str = ""
+    """As in `AdmitCall`."""
+    url: str = ""
     """As in `AdmitCall`."""
     free: Literal["local", "config"] | None = None
     """As in `AdmitCall`."""
