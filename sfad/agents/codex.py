@@ -126,10 +126,11 @@ class CodexMeter(LineMeter[_CodexEvent, _CodexState]):
     decoder = msgspec.json.Decoder(_CodexEvent)
     state_type = _CodexState
 
-    def __init__(self, *, model: str = "", resumed: bool = False) -> None:
-        """`model`: the stream does not name it. `resumed`: the totals begin with what earlier runs
-        used."""
+    def __init__(self, *, model: str = "", provider: str = "", resumed: bool = False) -> None:
+        """`model`, `provider`: the stream does not name them. `resumed`: the totals begin with what
+        earlier runs used."""
         super().__init__()
+        self.reading.provider = counters.printable(provider, MAX_NAME)
         self._state.inherited = None if resumed else Tokens()
         self._model = counters.printable(model, MAX_NAME)
         self._resumed = resumed
@@ -198,6 +199,7 @@ class _CodexInfo(msgspec.Struct):
 
 class _CodexSettings(msgspec.Struct):
     service_tier: Any = None
+    model_provider_id: Any = None
 
 
 class _CodexWindow(msgspec.Struct):
@@ -229,6 +231,7 @@ class _CodexPayload(msgspec.Struct):
     call_id: str = ""
     info: _CodexInfo | None = None
     thread_token_usage: _CodexUsage | None = None
+    model_provider: Any = None
     thread_settings: _CodexSettings | None = None
     rate_limits: _CodexLimits | None = None
 
@@ -292,7 +295,7 @@ class CodexSession(SessionMeter[_CodexLine]):
     second."""
 
     wanted = lines_of_type(
-        "response_item", "turn_context", "thread_settings_applied", "token_count",
+        "session_meta", "response_item", "turn_context", "thread_settings_applied", "token_count",
         "token_usage_record", "task_complete", "turn_aborted",
     )  # fmt: skip
     decoder = msgspec.json.Decoder(_CodexLine)
@@ -306,8 +309,13 @@ class CodexSession(SessionMeter[_CodexLine]):
         ours = self._in_time(event.timestamp)
         if event.type == "turn_context":
             self._model = payload.model[:MAX_NAME]
+        elif event.type == "session_meta":
+            self.reading.provider = counters.printable(payload.model_provider, MAX_NAME)
         elif payload.thread_settings is not None:
-            self.reading.tier = counters.printable(payload.thread_settings.service_tier, MAX_NAME)
+            settings = payload.thread_settings
+            self.reading.tier = counters.printable(settings.service_tier, MAX_NAME)
+            told = counters.printable(settings.model_provider_id, MAX_NAME)
+            self.reading.provider = told or self.reading.provider
         elif event.type == "response_item":
             if ours:
                 self._item(payload)
@@ -483,7 +491,13 @@ class Codex(AgentProgram):
         return not {"--json", "--experimental-json"}.isdisjoint(_exec(words))
 
     def new_meter(self, words: Sequence[str]) -> CodexMeter:
-        return CodexMeter(model=_model(words), resumed="resume" in _exec(words))
+        asked = values(words, "-m", "--model") or _configured(words, "model")
+        provider = _configured(words, "model_provider")
+        return CodexMeter(
+            model=asked[-1] if asked else "",
+            provider=provider[-1] if provider else "",
+            resumed="resume" in _exec(words),
+        )
 
     def speech(self, event: dict[str, Any]) -> Iterator[Speech]:
         """Yield what an event says to the user. The last message is the final answer."""
@@ -522,13 +536,10 @@ def _exec(words: Sequence[str]) -> Sequence[str]:
     return words[at + 1 :]
 
 
-def _model(words: Sequence[str]) -> str:
+def _configured(words: Sequence[str], name: str) -> list[str]:
+    """Return the values that a command gives to a setting."""
     settings = [setting.partition("=") for setting in values(words, "-c", "--config")]
-    configured = [
-        value.strip().strip("\"'") for key, _, value in settings if key.strip() == "model"
-    ]
-    asked = values(words, "-m", "--model") or configured
-    return asked[-1] if asked else ""
+    return [value.strip().strip("\"'") for key, _, value in settings if key.strip() == name]
 
 
 PROGRAM = Codex()

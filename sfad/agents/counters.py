@@ -72,6 +72,8 @@ class Reading:
     `MAX_WORDS` characters."""
     trouble: ApiTrouble | None = None
     """The calls of the model that have failed since its last answer."""
+    provider: str = ""
+    """The agent's name of the provider that it calls."""
     tier: str = ""
     """The provider's tier that the agent asks for, as far as that is not in `cost_usd`."""
     broken: bool = False

@@ -86,7 +86,7 @@ def _use_of_reading(
 ) -> tuple[Use, PriceGaps]:
     told = reading.models.values()
     gaps = PriceGaps()
-    price, least = _price(reading, prices, program, unnamed, tier, gaps)
+    price, least = _price(reading, prices.at(reading.provider), program, unnamed, tier, gaps)
     cost = reading.cost_usd if price is None else price + (reading.cost_usd or 0.0)
     use = Use(
         **_counts(reading),

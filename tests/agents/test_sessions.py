@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sfad.agents import Reading, session_files_of
+from sfad.agents import Reading, named, session_files_of
 from sfad.agents.program import SessionHead, SessionSearch, timestamp
 from sfad.protocol.requests.plans import SeenWindow
 from sfad.protocol.types import Tokens
@@ -235,6 +235,30 @@ def test_codex_tells_its_tier_in_its_session() -> None:
     )
     assert read("codex", recording("codex") + line.encode()).tier == "priority"
     assert read("codex", recording("codex")).tier == ""
+
+
+def test_codex_tells_its_provider_in_its_session() -> None:
+    begun = recording("codex")
+    assert read("codex", begun.splitlines(keepends=True)[0]).provider == "scripted"
+    # it was resumed with another one
+    line = begun.splitlines(keepends=True)[4].replace(b'"scripted"', b'"groq"')
+    assert read("codex", begun + line).provider == "groq"
+
+
+@pytest.mark.parametrize(
+    ("words", "provider"),
+    [
+        ((), ""),
+        (("-c", "model_provider=groq"), "groq"),
+        (("--config", 'model_provider="corp"', "-c", 'model_provider = "groq"'), "groq"),
+        (("-c", 'model_providers.groq.base_url="https://api.groq.com"'), ""),
+    ],
+)
+def test_the_command_of_codex_tells_its_provider(words: tuple[str, ...], provider: str) -> None:
+    codex = named("codex")
+    assert codex is not None
+    meter = codex.meter(["codex", "exec", "--json", *words, "task"], None)
+    assert meter.reading.provider == provider
 
 
 def test_codex_tells_its_windows_and_credits_in_its_session() -> None:

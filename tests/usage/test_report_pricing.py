@@ -222,6 +222,52 @@ def test_the_tier_that_an_agent_asks_for(tier: str, cost: float, at_most: bool) 
     assert use.unsure_cost == (750_000_000 if at_most else None)
 
 
+GROQ = "https://api.groq.com/openai/v1"
+
+
+@pytest.mark.parametrize(
+    ("url", "rates", "source"),
+    [
+        ("", (0.039, 0.18), "openai/gpt-oss-120b"),
+        ("http://127.0.0.1:4000/v1", (0.039, 0.18), "openai/gpt-oss-120b"),
+        (GROQ, (0.15, 0.6), "openai/gpt-oss-120b at groq"),
+    ],
+)
+def test_a_call_reserves_and_costs_what_its_upstream_takes(
+    url: str, rates: tuple[float, float], source: str
+) -> None:
+    listed = PriceList({}, loaded=lambda: None, trouble=lambda _: None)
+    trio.run(listed.current.library.load)
+    pricing, model = UsePricing({}, listed), "openai/gpt-oss-120b"
+    asked = m.AdmitCall(
+        id=1, run="a", model=model, input_tokens=100_000, max_output=9, api="openai-chat", url=url
+    )
+    price = pricing.price_of_call(asked)
+    assert (price.input_cost, price.output_token, price.estimated) == (
+        round(rates[0] * 1e8),
+        round(rates[1] * 1000),
+        False,
+    )
+    told = m.EndCall(
+        id=1, run="a", reservation="r", model=model, tokens=Tokens(input=100_000, output=1000),
+        api="openai-chat", url=url,
+    )  # fmt: skip
+    settled = pricing.settled(0.0, told, RESERVED)
+    assert settled.used.cost == pytest.approx((0.1 * rates[0] + 0.001 * rates[1]) * 1e9)
+    assert (settled.price_from, settled.used.estimated) == (source, False)
+
+
+@pytest.mark.parametrize(
+    ("provider", "usd"), [("", 0.057), ("openai", 0.057), ("corp", 0.057), ("groq", 0.21)]
+)
+def test_what_an_agent_says_of_its_provider_counts(provider: str, usd: float) -> None:
+    listed = PriceList({}, loaded=lambda: None, trouble=lambda _: None)
+    trio.run(listed.current.library.load)
+    used = {"openai/gpt-oss-120b": Tokens(input=1_000_000, output=100_000)}
+    use, _ = use_of_readings([Reading(messages=1, models=used, provider=provider)], listed.current)
+    assert use.cost == pytest.approx(usd * 1e9)
+
+
 def jsonl(*sizes: int, **more: Any) -> Reading:
     """Return what an agent has told that prints a line for each of its requests."""
     found = named("jsonl")
