@@ -70,12 +70,15 @@ def use_of_readings(
     program: str | None = None,
     unnamed: str | None = None,
     tier: str = "",
+    provider: str = "",
 ) -> tuple[Use, PriceGaps]:
     """`program`: the agent's, which tells the provider of a model without a price. `unnamed`,
-    `tier`: the model of tokens, and the tier, of which the readings name none."""
+    `tier`, `provider`: the model of tokens, the tier and the provider where the readings name
+    none."""
     total, gaps = NOTHING, PriceGaps()
     for reading in readings:
-        use, more = _use_of_reading(reading, prices, program, unnamed or "", reading.tier or tier)
+        sold = prices.at(reading.provider or provider)
+        use, more = _use_of_reading(reading, sold, program, unnamed or "", reading.tier or tier)
         total = total.plus(use)
         gaps.add(more)
     return total, gaps
@@ -86,7 +89,7 @@ def _use_of_reading(
 ) -> tuple[Use, PriceGaps]:
     told = reading.models.values()
     gaps = PriceGaps()
-    price, least = _price(reading, prices.at(reading.provider), program, unnamed, tier, gaps)
+    price, least = _price(reading, prices, program, unnamed, tier, gaps)
     cost = reading.cost_usd if price is None else price + (reading.cost_usd or 0.0)
     use = Use(
         **_counts(reading),
@@ -331,7 +334,7 @@ class MeteredRun:
         self._session: Sequence[Reading] = ()
         self._around: Sequence[Reading] = ()
         self._plan: PlanTold | None = None
-        self._tier = ""
+        self._tier = self._provider = ""
         self._said = _said(Reading())
 
     @property
@@ -378,13 +381,13 @@ class MeteredRun:
         """Take what its session files tell by now: a reading for each file. `around`: those of
         programs that go around the gateway."""
         self._session, self._around = readings, around
-        model, tier = (
-            most_used_model(readings),
-            next((reading.tier for reading in readings if reading.tier), ""),
-        )
-        if (self.live.model is None and model is not None) or tier != self._tier:
+        model = most_used_model(readings)
+        tier = next((reading.tier for reading in readings if reading.tier), "")
+        provider = next((reading.provider for reading in readings if reading.provider), "")
+        named = self.live.model is None and model is not None
+        if named or (tier, provider) != (self._tier, self._provider):
             self.live.set_model(model)
-            self._tier = tier
+            self._tier, self._provider = tier, provider
             if any(not reading.blank for reading in self._stream):
                 self._tell("stream", self._stream)  # Codex's events do not name the model
         self._tell("session", readings)
@@ -469,7 +472,9 @@ class MeteredRun:
         if free != self._prices_of_readings[0]:
             self._prices_of_readings = frozenset(free), self.prices.with_free(*free)
         prices = self._prices_of_readings[1]
-        return use_of_readings(readings, prices, self.program, self.live.model, self._tier)
+        return use_of_readings(
+            readings, prices, self.program, self.live.model, self._tier, self._provider
+        )
 
 
 def _time_of(told: PlanTold) -> float:

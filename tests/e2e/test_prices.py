@@ -15,7 +15,7 @@ import trustme
 
 from sfad.protocol.types import Status
 from tests.conftest import Start
-from tests.harness import serve_in_thread
+from tests.harness import environment, serve_in_thread
 
 from .agents import limit, until_over, watched
 from .test_local_models import CALLER, USAGE, config
@@ -76,3 +76,44 @@ def test_the_host_tells_the_price(start: Start, tmp_path: Path, room: float) -> 
     assert call["price_from"] == f"{MODEL} at groq"
     assert f"price of {MODEL} at groq" in shown
     assert (call["clamped_to"] is None) == (room == 0.05)
+
+
+CODEX = """#!{python}
+import datetime, json, os, pathlib
+session = "01a2050d-51a6-7aa1-ab61-8a5c8988effa"
+now = datetime.datetime.now(datetime.UTC)
+at = now.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+place = pathlib.Path(os.environ["CODEX_HOME"], f"sessions/{{now:%Y/%m/%d}}")
+place.mkdir(parents=True)
+usage = {{"input_tokens": 1_000_000, "output_tokens": 100_000}}
+begun = {{"id": session, "timestamp": at, "cwd": os.getcwd(), "model_provider": "groq"}}
+with (place / f"rollout-{{now:%Y-%m-%dT%H-%M-%S}}-{{session}}.jsonl").open("w") as file:
+    for what, payload in [
+        ("session_meta", begun),
+        ("turn_context", {{"model": {model!r}}}),
+        ("event_msg", {{"type": "token_count", "info": {{"total_token_usage": usage}}}}),
+        ("event_msg", {{"type": "task_complete"}}),
+    ]:
+        print(json.dumps({{"timestamp": at, "type": what, "payload": payload}}), file=file)
+print(json.dumps({{"type": "thread.started", "thread_id": session}}))
+print(json.dumps({{"type": "turn.completed", "usage": usage}}))
+"""
+"""A program that tells its provider in its session file alone, as Codex does."""
+
+
+def test_without_the_gateway_a_session_file_tells_the_provider(
+    start: Start, tmp_path: Path
+) -> None:
+    program = tmp_path / "codex"
+    program.write_text(CODEX.format(python=sys.executable, model=MODEL))
+    program.chmod(0o755)
+    env = [*environment(), f"CODEX_HOME={tmp_path / 'home'}".encode()]
+    daemon = start(config="[gateway]\nenabled = false")
+    with daemon.client() as client:
+        run, _ = watched(client, [str(program), "exec", "--json", "task"], meter=None, env=env)
+        done, _ = until_over(client, run.id)
+    assert done.status is Status.COMPLETED
+    assert {name: use.cost_usd for name, use in done.usage_by_source.items()} == {
+        "stream": pytest.approx(0.21),
+        "session": pytest.approx(0.21),
+    }
