@@ -26,7 +26,7 @@ HEADINGS = {
         "web": "Show runs in a browser: look, steer and plot, also from a telephone",
         "info": "Show everything that is known of runs, with live processes and memory",
         "why": "Say why runs ended, were refused or are paused, or what limits them",
-        "logs": "Print the output of runs unchanged, or follow it",
+        "logs": "Print the output of runs, or follow it",
         "result": "Print the final answer of ended runs",
         "summary": (
             "Summarise what waits for you, how runs ended, what they cost and why some failed"
