@@ -165,7 +165,8 @@ def _of(state: LimitState) -> str:
     if state.used is None:
         return f"{whole} → {follows}"
     part = f" ({percent(state.used / state.threshold)})" if state.threshold else ""
-    return f"{_used(state.kind, state.used)} of {whole}{part} → {follows}"
+    held = f", {_used(state.kind, state.reserved)} more reserved" if state.reserved else ""
+    return f"{_used(state.kind, state.used)} of {whole}{part}{held} → {follows}"
 
 
 def _amounts(usage: Usage) -> Iterator[str]:

@@ -149,7 +149,7 @@ def _used(run: Run, at: float) -> list[tuple[ActiveLimit, float]]:
                 and not KINDS[kind].instead
                 and (used := account.used(kind)) is not None
             ):
-                found.append((active, used - account.reserved_by_gateway.get(kind, 0)))
+                found.append((active, used - account.under_way(kind)))
     return found
 
 

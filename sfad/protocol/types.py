@@ -169,7 +169,7 @@ class LimitState(Struct, frozen=True, kw_only=True, gc=False):
     source: str
     """As in `Limit`."""
     used: float | None = None
-    """Used and reserved so far; `None` if unknown."""
+    """Used so far, and reserved by the agent; `None` if unknown."""
     scope: Literal["run", "tree"] = "run"
     """`tree`: what descendants use counts too."""
     enforced_by: Literal["clock", "gateway", "ready", "meter", "kernel", "watching", "nothing"] = (
@@ -182,6 +182,8 @@ class LimitState(Struct, frozen=True, kw_only=True, gc=False):
     """The ancestor that has less."""
     bound: float | None = None
     """The threshold of that ancestor."""
+    reserved: float | None = None
+    """What the gateway has reserved beyond that for calls under way, which rarely use all of it."""
 
 
 Modality = Literal["audio", "image", "video"]

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from ..core.limits.plans import Plans
 from ..core.state.access import Scope
-from ..core.state.account import Use
+from ..core.state.account import Account, Use
 from ..core.state.alerts import Key, RaisedAlert, subject_of
 from ..core.state.budgets import to_usd
 from ..core.state.limits import ActiveLimit
@@ -244,7 +244,10 @@ def info_with_totals(
     says of it and its descendants."""
     info, account = info_of(live, now, footprint), live.run.account
     uses = [best[1] for each in live.run.subtree() if (best := each.account.best) is not None]
-    costs, tokens = account.used(LimitKind.COST), account.used(LimitKind.TOKENS)
+    costs, tokens = (
+        _without_calls(account, LimitKind.COST),
+        _without_calls(account, LimitKind.TOKENS),
+    )
     return replace(
         info,
         cpu_cores=None if cpu is None else round(cpu, 2),
@@ -285,21 +288,31 @@ def _limits(live: Live, now: float) -> list[LimitState]:
     )
 
 
+def _without_calls(account: Account, kind: LimitKind) -> float | None:
+    """Return what was used, without what calls under way have reserved."""
+    used = account.used(kind)
+    reserved = account.under_way(kind)
+    return used if used is None or not reserved else used - reserved or None
+
+
 def _limit(live: Live, active: ActiveLimit, now: float, *, known: bool) -> LimitState:
     limit, kind = active.limit, active.limit.kind
     above = _tighter(live, active) if live.run.parent is not None else None
+    reserved: float = 0
     if kind is LimitKind.TIME:
         used: float | None = live.run.clock.elapsed(now)
     else:
         used = live.run.account.used(kind) if known else None
+        reserved = live.run.account.under_way(kind)
     if used is not None and kind in COSTS:
-        used = to_usd(int(used))
+        used, reserved = to_usd(int(used)), to_usd(int(reserved))
     return LimitState(
         kind=kind,
         threshold=limit.threshold,
         action=active.action,
         source=limit.source,
-        used=None if used is None else round(used, 6),
+        used=None if used is None else round(used - reserved, 6),
+        reserved=round(reserved, 6) or None,
         scope=KINDS[kind].scope,
         enforced_by=_enforcer(live, active, used),
         bound_by=above.id if above is not None else None,

@@ -20,7 +20,7 @@ from sfad.core.state.alerts import (
     changed,
 )
 from sfad.core.state.policy import AlertPolicy, Policy
-from sfad.protocol.types import ApiTrouble, Event
+from sfad.protocol.types import ApiTrouble, Event, LimitKind
 
 from .transcript import BOB, Transcript, purse, seconds
 
@@ -260,6 +260,19 @@ def test_what_is_only_reserved_costs_nothing() -> None:
     a = t.start("a", limits="cost=50")
     t.reserved(t.reserve(a, 20.0))
     assert told(t) == []
+
+
+def test_a_call_under_way_raises_no_alert_about_a_limit() -> None:
+    """Neither of its own run nor of one above it, nor after a restart."""
+    t = watched(limit_share=0.8)
+    a, b = t.chain("a", "b", limits="cost=0.35")
+    name, _ = t.admitted(t.call(b))
+    assert [t.run(each).account.under_way(LimitKind.COST) for each in (a, b)] == [303_000_000] * 2
+    assert told(t) == []
+    assert t.run(a).limits[LimitKind.COST].near is False
+    (t >> t.called(name, cost=0.3)).skip()
+    assert [t.run(each).account.under_way(LimitKind.COST) for each in (a, b)] == [0, 0]
+    assert last(t).type == "alert_limit"
 
 
 def test_terminations() -> None:

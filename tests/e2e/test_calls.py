@@ -13,11 +13,11 @@ import pytest
 from sfactl.connection import Client
 from sfad.host.faults import STATUS
 from sfad.protocol import messages as m
-from sfad.protocol.types import CallInfo
+from sfad.protocol.types import CallInfo, LimitKind
 from sfad.storage.ledger.database import open_reader
 from sfad.storage.ledger.queries import Reader
 from tests.conftest import Start
-from tests.harness import PATIENCE, PYTHON, Daemon, ended, spawn, wait_until
+from tests.harness import PATIENCE, PYTHON, Daemon, ended, spawn, stopped, wait_until
 
 from .agents import info, limit
 from .provider import Provider
@@ -138,6 +138,22 @@ def test_a_held_call_is_shown_and_recorded_once(gated: Daemon, tmp_path: Path) -
         (tmp_path / "done").touch()
         ended(client, run)
     assert [each.state for each in recorded(gated, run)] == ["ended"]
+
+
+def test_what_a_call_under_way_reserves_is_not_shown_as_used(gated: Daemon) -> None:
+    daemon = gated
+    with daemon.client() as client:
+        run = calling(client, limit("cost", 1), limit("tokens", 100_000), stall=True).id
+        wait_until(
+            lambda: any(state.reserved for state in info(client, run).limits), "a call is under way"
+        )
+        found = {state.kind: state for state in info(client, run).limits}
+        for kind in (LimitKind.COST, LimitKind.TOKENS):
+            assert found[kind].used == 0
+            assert (found[kind].reserved or 0) > 0
+        assert "more reserved" in daemon.sfactl("info", run).stdout
+        assert "near its limit" not in daemon.sfactl("why", run).stdout
+        stopped(client, run)
 
 
 def test_calls_that_are_refused_again_and_again_fill_no_disk(gated: Daemon) -> None:

@@ -24,6 +24,7 @@ from ..state.account import (
     Use,
     add_below,
     add_ended,
+    add_reserved,
 )
 from ..state.budgets import Budget, Budgets, to_usd
 from ..state.run import Run
@@ -83,6 +84,7 @@ class Spending:
             for reservation in run.account.reservations.values():
                 self.under_way.begin(run.user, reservation)
             run.account.below = dict(run.account.ended)
+            run.account.reserved_below = {}
             self._last_reservation = max(
                 [
                     self._last_reservation,
@@ -90,6 +92,8 @@ class Spending:
                 ]
             )
         for run in runs:
+            for reservation in run.account.reservations.values():
+                add_reserved((above.account for above in run.ancestors), reservation)
             add_below(
                 (above.account for above in run.ancestors), NO_TREE_USE, run.account.own_tree_use()
             )
@@ -254,6 +258,7 @@ class Spending:
             (budget.scope, budget.name, budget.begins) for budget in self.budgets_of(run)
         )
         run.account.reserve(name, dataclass_replace(reservation, periods=periods))
+        add_reserved((above.account for above in run.ancestors), reservation)
         self.under_way.begin(run.user, reservation)
         self._ctx.changed(run)
         self._count(run, before)
@@ -261,6 +266,7 @@ class Spending:
 
     def _release(self, run: Run, name: str) -> OpenReservation:
         reservation = run.account.release(name)
+        add_reserved((above.account for above in run.ancestors), reservation, -1)
         self.under_way.end(run.user, reservation)
         return reservation
 

@@ -223,6 +223,7 @@ class Account:
         "ended_unsure",
         "levels",
         "reservations",
+        "reserved_below",
         "reserved_by_agent",
         "reserved_by_gateway",
         "sources",
@@ -252,6 +253,9 @@ class Account:
                 _add(self.doubts, reservation.doubts)
         self.below = dict(below)
         """What its descendants have used and reserved, ended ones included."""
+        self.reserved_below: dict[LimitKind, int] = {}
+        """The part of `below` that the gateway has reserved for calls under way. Not saved: it is
+        counted again from the reservations of the descendants."""
         self.ended = dict(ended)
         """The part of `below` that ended descendants have used."""
         self.ended_unsure = dict(ended_unsure)
@@ -395,6 +399,11 @@ class Account:
             return own
         return (own or 0) + self.below[kind]
 
+    def under_way(self, kind: LimitKind) -> int:
+        """Return the part of `used(kind)` that the gateway has reserved for calls under way, which
+        rarely use all of it."""
+        return self.reserved_by_gateway.get(kind, 0) + self.reserved_below.get(kind, 0)
+
     def unsure(self, kind: LimitKind) -> int:
         """Return the part of `own(kind)` that may not have been used."""
         return (self.own(kind) or 0) - (self.own(kind, sure=True) or 0)
@@ -424,6 +433,20 @@ def add_ended(accounts: Iterable[Account], used: tuple[int, ...]) -> None:
         for kind, amount in zip(TREE_USE, used, strict=True):
             if amount:
                 account.ended[kind] = account.ended.get(kind, 0) + amount
+
+
+def add_reserved(
+    accounts: Iterable[Account], reservation: OpenReservation, sign: Literal[1, -1] = 1
+) -> None:
+    """Add a reservation of the gateway to the accounts of the ancestors of its run, or take it
+    back."""
+    if reservation.source != "gateway":
+        return
+    amounts = {kind: sign * reservation.amounts.get(kind, 0) for kind in TREE_USE}
+    for account in accounts:
+        _add(account.reserved_below, amounts)
+        if not any(account.reserved_below.values()):
+            account.reserved_below.clear()
 
 
 def add_below(accounts: Iterable[Account], before: tuple[int, ...], after: tuple[int, ...]) -> None:

@@ -327,9 +327,7 @@ def all_crossings(limits: Limits, account: Account, nearing: float) -> Iterator[
         if used is not None:
             # a call that is under way was lowered to fit: it may take all that is left, and uses
             # little of it
-            yield from crossings(
-                active, used, nearing, near=used - account.reserved_by_gateway.get(kind, 0)
-            )
+            yield from crossings(active, used, nearing, near=used - account.under_way(kind))
 
 
 def crossings(
