@@ -314,11 +314,20 @@ def options_by_heading(command: Any, ctx: Any) -> Sections:
     found: Sections = {"Arguments": [], "Options": []}
     for parameter in command.get_params(ctx):
         if record := parameter.get_help_record(ctx):
+            record = _with_optional_value(parameter, record)
             heading = parameter.rich_help_panel if isinstance(parameter, TyperOption) else None
             found.setdefault(heading or f"{parameter.param_type_name.capitalize()}s", []).append(
                 record
             )
     return {heading: lines for heading, lines in found.items() if lines}
+
+
+def _with_optional_value(parameter: Any, record: tuple[str, str]) -> tuple[str, str]:
+    """Show that the value may be left out, where it may: `--isolate[=on|net]`."""
+    if WITHOUT_VALUE.keys().isdisjoint(parameter.opts):
+        return record
+    name, _, value = record[0].rpartition(" ")
+    return f"{name}[={value}]", record[1]
 
 
 def _write(sections: Sections, formatter: Any) -> None:

@@ -128,7 +128,7 @@ CANDIDATES: dict[str, Callable[[str | None], Iterable[Candidate]]] = {
     "type": _types,
     "group": _groups,
     "agent": _agents,
-    "status": _fixed(*Status),
+    "status": _fixed("live", *Status),
     "meter": _fixed(*METERS),
     "action": _fixed(*Action),
     "kind of limit": _fixed(*(f"{kind}=" for kind in LimitKind)),

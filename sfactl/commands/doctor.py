@@ -31,6 +31,7 @@ LOW_PROCESSES = 2048
 
 
 SERVICE = "run the daemon as a service: sfad install --user, or --system as root"
+NO_SYSTEMD = "start the daemon where it may make cgroups: as root, or in a cgroup of your user"
 """How to give the daemon its own cgroups."""
 
 
@@ -149,8 +150,12 @@ def _containment(status: DaemonStatus | None) -> Iterator[Finding]:
         "containment",
         status.containment == "cgroup",
         f"{status.containment}: {status.containment_detail}",
-        f"best effort only; {SERVICE}",
+        f"best effort only; {_how_contained()}",
     )
+
+
+def _how_contained() -> str:
+    return SERVICE if probe.systemd_runs() else NO_SYSTEMD
 
 
 def _cgroups(status: DaemonStatus | None) -> Iterator[Finding]:
@@ -165,7 +170,7 @@ def _cgroups(status: DaemonStatus | None) -> Iterator[Finding]:
     yield _feature("cgroup.freeze", found.freeze, "freezes a whole tree at once", "needs Linux 5.2")
     if status is None:  # else the finding "containment" has the daemon's own answer
         may = f"this session {'may' if found.writable else 'may not'} make cgroups in {found.own}"
-        yield _checked("delegation", found.writable, may, SERVICE)
+        yield _checked("delegation", found.writable, may, _how_contained())
 
 
 def _isolation() -> Iterator[Finding]:

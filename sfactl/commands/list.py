@@ -1,4 +1,5 @@
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Annotated, Any
 
 from msgspec import Struct
@@ -39,15 +40,29 @@ PAGE = 250
 """Ended runs in one request, about 10 ms of the daemon's time."""
 
 
-def _status(text: str) -> Status:
-    return Status(one_of(Status, "status")(text))
+LIVE = "live"
+"""The word for all that have not ended."""
+_LIVE = [status for status in Status if not status.terminal]
+
+
+class Statuses(list[Status]):
+    """What one text means."""
+
+
+def _statuses(text: str) -> Statuses:
+    if text == LIVE:
+        return Statuses(_LIVE)
+    return Statuses([Status(one_of([*Status, LIVE], "status")(text))])
 
 
 class ListOptions(Struct, frozen=True):
     socket: Socket = None
     json: Json = False
     status: Annotated[
-        list[Status], Value("STATUS", _status, words="status").option("Only runs with this status")
+        list[Statuses],
+        Value("STATUS", _statuses, words="status").option(
+            "Only runs with this status; live: all that have not ended"
+        ),
     ] = []
     name: Names = []
     user: User = None
@@ -74,7 +89,7 @@ class ListOptions(Struct, frozen=True):
     def request(self) -> List:
         return List(
             id=0,
-            status=self.status,
+            status=list(dict.fromkeys(chain.from_iterable(self.status))),
             name=list(self.name) or None,
             user=self.user,
             root=self.root,

@@ -5,6 +5,7 @@ import socket
 import sys
 from contextlib import suppress
 from ipaddress import ip_address
+from urllib.parse import urlsplit
 
 import psutil
 import segno
@@ -51,6 +52,14 @@ def _ways_out() -> set[str]:
     return found
 
 
+def _is_loopback(origin: str) -> bool:
+    host = urlsplit(origin).hostname or ""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def print_link(wanted: WebOptions) -> int:
     """Print a link of a console of this user that runs. Return the exit code. Raise `UsageError` if
     it is not clear which."""
@@ -74,7 +83,8 @@ def print_link(wanted: WebOptions) -> int:
 
 
 def _print(console: Running, token: str, port: int) -> None:
-    links = [login_link(origin, token) for origin in console.origins]
+    reached = [each for each in console.origins if not _is_loopback(each)]
+    links = [login_link(origin, token) for origin in reached or console.origins]
     print(f"open {links[0]}")
     for link in links[1:]:
         print(f"  or {link}")

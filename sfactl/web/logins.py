@@ -207,6 +207,14 @@ def announce(lock: int, running: Running) -> None:
     os.pwrite(lock, msgspec.json.encode(running), 0)
 
 
+def runs(place: str) -> bool:
+    """Return whether a console of this user listens at `place`."""
+    try:
+        return place in running()
+    except ValueError:
+        return False
+
+
 def running() -> dict[str, tuple[Path, Running]]:
     """Return the consoles of this user that run, by where they listen. Raise `ValueError` if it is
     not known where they are noted."""

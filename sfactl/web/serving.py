@@ -28,7 +28,7 @@ from sfad.host.callers import Kernel
 from ..exits import ExitCode, UsageError, understood
 from . import addresses
 from .access import Gate, login_link
-from .logins import UNTIL_USED, Held, Running, announce, distrust, kept
+from .logins import UNTIL_USED, Held, Running, announce, distrust, kept, runs
 from .options import Address, WebOptions, ip
 from .pages import application
 from .source import Source
@@ -175,6 +175,8 @@ def _bound(place: Place) -> socket.socket:
             # act as soon as the console is there again
             distrust(place.name)
         hint = "; --listen 127.0.0.1:0 takes a free port" if place.port else ""
+        if error.errno == EADDRINUSE and runs(place.name):
+            hint = "; your console runs there: sfactl web --link prints a link"
         raise UsageError(
             f"cannot listen on {place.host} port {place.port}: {error.strerror}{hint}"
         ) from None

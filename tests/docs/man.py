@@ -104,7 +104,7 @@ def _text(text: str) -> Iterator[str]:
 def _escaped(text: str) -> str:
     """Return a line in which nothing is a request or an escape, and a hyphen can be copied as an
     option's."""
-    text = text.replace("\\", "\\e").replace("-", "\\-")
+    text = text.replace("\\", "\\e").replace("-", "\\-").replace("…", "...")
     return f"\\&{text}" if text[:1] in (".", "'") else text
 
 

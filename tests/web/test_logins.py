@@ -11,7 +11,9 @@ import stat
 import subprocess
 import sys
 from contextlib import closing, suppress
+from ipaddress import ip_address
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import trustme
@@ -112,7 +114,8 @@ def test_a_link_that_a_telephone_can_open(
         assert "on this machine only" not in done.stderr
         links = re.findall(r"https://\S+", done.stdout)
         assert len({each.partition("?")[2] for each in links}) == 1
-        assert f"https://127.0.0.1:{console.port}/login" in done.stdout
+        on_loopback = {ip_address(urlsplit(each).hostname or "").is_loopback for each in links}
+        assert len(on_loopback) == 1  # all of them, on a machine without a network
         assert "█" not in done.stdout
         assert "█" in typed(common, state, "web", "--link")
     finally:
