@@ -23,6 +23,7 @@ The command line:
 `inside`            whether this process is inside a run
 `reader`            ends what follows when nothing reads the output any more
 `entry`             what a program of this package begins and ends with
+`whole_file`        writes a file whole or not at all
 `exits`             exit codes, and the errors that end the program with one of them
 
 Connections:
