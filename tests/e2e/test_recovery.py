@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import getpass
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -747,3 +748,52 @@ def test_two_events_never_have_the_same_number(daemon: Daemon) -> None:
         daemon.restart()
     assert len(seen) == len(set(seen)) >= 3
     assert seen == sorted(seen)
+
+
+def listened(daemon: Daemon) -> int:
+    """Return how many connections the daemon's socket has, those that were not accepted
+    included."""
+    table = Path("/proc/net/unix").read_text().splitlines()
+    return sum(line.endswith(f" {daemon.socket}") for line in table) - 1
+
+
+def client_of(daemon: Daemon, *words: str, **env: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "sfactl", *words],
+        env=daemon.env | env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+@pytest.mark.parametrize("words", [("spawn", "--", "true"), ("list", "--json"), ("status",)])
+def test_a_client_whose_handshake_the_daemon_does_not_survive_waits_for_the_next_one(
+    daemon: Daemon, words: tuple[str, ...]
+) -> None:
+    before = listened(daemon)
+    daemon.process.send_signal(signal.SIGSTOP)
+    client = client_of(daemon, *words)
+    wait_until(lambda: listened(daemon) > before, "the client has connected")
+    daemon.kill()
+    daemon.restart()
+    out, err = client.communicate(timeout=PATIENCE)
+    assert (client.returncode, bool(out)) == (0, True), err
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_client_that_may_start_no_daemon_waits_for_one_that_was_killed(
+    daemon: Daemon, inside: bool
+) -> None:
+    """As that of an agent in the second in which systemd starts the daemon again."""
+    daemon.kill()
+    words = ["status"] if inside else ["spawn", "--", "true"]
+    client = client_of(
+        daemon, *words, **({"SFA_RUN_ID": "a1"} if inside else {"SFAD_AUTOSTART": "0"})
+    )
+    waits = Path(f"/proc/{client.pid}/wchan")
+    wait_until(
+        lambda: client.poll() is not None or "nanosleep" in waits.read_text(), "it waits or ends"
+    )
+    daemon.restart()
+    out, err = client.communicate(timeout=PATIENCE)
+    assert (client.returncode, bool(out)) == (0, True), err
