@@ -11,7 +11,7 @@ from msgspec import Struct, field
 from msgspec.json import decode
 
 from sfad.host import probe
-from sfad.processes.isolation.sandbox import impossible, tried
+from sfad.processes.isolation.sandbox import closes_abstract_sockets, impossible, tried
 from sfad.protocol.paths import state_dir
 from sfad.protocol.requests.daemon import DaemonInfo, DaemonStatus
 
@@ -174,15 +174,33 @@ def _isolation() -> Iterator[Finding]:
         yield Finding(
             "isolation", "warn", "bubblewrap is not installed, so --isolate is refused", probe.FIX
         )
-    elif why := impossible(os.getuid()) or tried():
-        yield Finding(
-            "isolation",
-            "warn",
-            f"{path} cannot make a sandbox: {why}",
-            "allow user namespaces, or use no --isolate",
+        return
+    why_not = impossible(os.getuid())
+    failed = {
+        option: why_not or tried(network=option == "--isolate")
+        for option in ("--isolate", "--isolate=net")
+    }
+    possible = [option for option, why in failed.items() if why is None]
+    for option, why in failed.items() if possible else [("any --isolate", failed["--isolate"])]:
+        if why is not None:
+            yield Finding(
+                "isolation",
+                "warn",
+                f"{path} cannot make a sandbox for {option}: {why}",
+                "allow user namespaces, or use "
+                + (f"only {possible[0]}" if possible else "no --isolate"),
+            )
+    if possible:
+        yield Finding("isolation", "ok", f"{path} can make sandboxes for {' and '.join(possible)}")
+    if failed["--isolate"] is None:
+        closed = closes_abstract_sockets()
+        those = "the abstract Unix sockets of other programs"
+        yield _checked(
+            "abstract sockets",
+            closed,
+            f"--isolate {'closes' if closed else 'does not close'} off {those}",
+            "use --isolate=net, or Linux 6.12 with Landlock, which containers may forbid",
         )
-    else:
-        yield Finding("isolation", "ok", f"{path} can make sandboxes for --isolate")
 
 
 def _gateway(status: DaemonStatus | None) -> Iterator[Finding]:
