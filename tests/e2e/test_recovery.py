@@ -25,6 +25,7 @@ from tests.conftest import Start
 from tests.harness import (
     IMPATIENT,
     PATIENCE,
+    PROGRAM,
     PYTHON,
     Daemon,
     alive,
@@ -36,6 +37,7 @@ from tests.harness import (
     strays,
     wait_until,
 )
+from tests.users import needs_root
 
 from .agents import RECORDINGS, info, limit, reserve, turns, until_over, watched
 
@@ -797,3 +799,27 @@ def test_a_client_that_may_start_no_daemon_waits_for_one_that_was_killed(
     daemon.restart()
     out, err = client.communicate(timeout=PATIENCE)
     assert (client.returncode, bool(out)) == (0, True), err
+
+
+@needs_root
+def test_a_daemon_in_another_time_namespace_adopts_runs_and_their_times(
+    start: Start, containment: str
+) -> None:
+    """As in a container that was moved to another machine, or got another offset."""
+    daemon = start(mode=containment)
+    with daemon.client() as client:
+        run = started(client, ["sleep", "1000"], limits=[limit("time", 500)])
+    daemon.kill()
+    shifted = ["unshare", "--time", "--monotonic", "50000", "--boottime", "90000"]
+    daemon.restart(command=[*shifted, sys.executable, *PROGRAM])
+    assert os.stat(f"/proc/{daemon.pid}/ns/time").st_ino != os.stat("/proc/self/ns/time").st_ino
+    with daemon.client() as client:
+        found = info(client, run.id)
+        assert found.status is Status.RUNNING
+        assert 0 <= (found.usage.elapsed_s or 0) < 500
+        began = started(client, ["sleep", "1000"])
+        assert 0 <= (info(client, began.id).usage.elapsed_s or 0) < 500
+    daemon.kill()
+    daemon.restart()
+    with daemon.client() as client:
+        assert info(client, run.id).status is info(client, began.id).status is Status.RUNNING
