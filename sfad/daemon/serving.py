@@ -13,6 +13,7 @@ from .. import exits
 from ..durable.handover import taken
 from ..host import systemd
 from ..host.clock import MonotonicClock
+from ..host.descriptors import too_few
 from ..host.headroom import keep_one_heap
 from ..host.secrecy import hide_memory
 from ..host.socket_file import PathError
@@ -35,6 +36,9 @@ def serve(
     unblock_signals(but=daemon.HELD_BACK)
     hide_memory()
     keep_one_heap()
+    if (why := too_few()) is not None:
+        _tell_systemd(f"not started: {why}")
+        die(why, exits.UNAVAILABLE)
     where = home(socket, state_dir, config)
     try:
         loaded = reloading.load_kept(where)
