@@ -24,6 +24,8 @@ from .shim import ShimPlace, installed
 
 LOW_DISK = 1 << 30
 """Bytes: sixteen runs that fill their 64 MiB of output."""
+LOW_INODES = 1024
+"""New files: a run needs three for its output."""
 LOW_FILES = 1024
 """Descriptors: the daemon needs a few for each run, so a few hundred runs exhaust fewer."""
 LOW_PROCESSES = 2048
@@ -386,12 +388,20 @@ def _limit(name: str, kind: int, low: int, fix: str) -> Finding:
 def _disk(status: DaemonStatus | None) -> Iterator[Finding]:
     try:
         state = Path(status.state_dir) if status is not None else state_dir(os.environ, os.getuid())
-        free = probe.free_bytes(state)
+        free, inodes = probe.free_bytes(state), probe.free_inodes(state)
     except (OSError, ValueError) as error:
         yield Finding(
             "state directory", "bad", str(error), "set SFAD_STATE_DIR to a directory of your own"
         )
         return
+    if inodes is not None and inodes < LOW_INODES:
+        left = f"only {inodes} inodes (df -i)" if inodes else "no inodes (df -i)"
+        yield Finding(
+            "state directory",
+            "warn" if inodes else "bad",
+            f"{state}: its file system has {left} left, for new files",
+            "delete files there: no run is admitted without",
+        )
     yield _checked(
         "state directory",
         free >= LOW_DISK,
