@@ -25,6 +25,7 @@ from ..protocol.types import RunId
 from ..protocol.units import format_size
 from ..storage.output import holes
 from ..storage.output.files import SUFFIXES, Inotify, LeasedError, OutputFiles, Suffix
+from ..storage.output.truncated import Budget
 from .stdout import StdoutMeter
 from .tailed_run import NewMeter, TailedRun
 
@@ -48,6 +49,10 @@ KEPT_AT_LEAST = 1 << 16
 """Bytes of a file that are kept on a disk without room: the least limit of output."""
 TELL_EVERY = 600.0
 """Seconds between two messages that the disk has little room."""
+
+RESTORED_AT_ONCE = 1 << 20
+"""Bytes that are copied while the daemon waits, so that a reader finds them."""
+_NOT_RESTORED = "what it wrote before it truncated its output is not before the rest"
 
 _UNABLE = (errno.EOPNOTSUPP, errno.ENOSYS)
 
@@ -86,10 +91,9 @@ class OutputBounds:
                 continue
             size += status.st_size
             tailed.times.note(suffix, status)
-            if self._unable:
-                continue
             self._hold(tailed, suffix)
-            if not _too_large(status, KEPT_AT_LEAST):
+            tailed.look_for_truncation(suffix, status)
+            if self._unable or not _too_large(status, KEPT_AT_LEAST):
                 continue
             keep = self._keep(tailed.limit)
             if keep is not None and _too_large(status, keep):
@@ -144,6 +148,23 @@ class OutputBounds:
                 "free some, or lower limits.max_output"
             )
         return min(limit, keep)
+
+    def restore(self, tailed: TailedRun) -> None:
+        """Put what a run that has ended had written before it truncated its files before the
+        rest."""
+        if self._nursery is not None and tailed.size > RESTORED_AT_ONCE:
+            self._nursery.start_soon(self._restore, tailed)
+            return
+        try:
+            tailed.restore()
+        except OSError as error:
+            tailed.failed(error, _NOT_RESTORED)
+
+    async def _restore(self, tailed: TailedRun) -> None:
+        try:
+            await in_thread(tailed.restore)
+        except OSError as error:
+            tailed.failed(error, _NOT_RESTORED)
 
     async def serve(self) -> None:
         """Free bytes, until cancelled; then free what is left, for a second at most."""
@@ -304,6 +325,7 @@ class Tail:
     _burst: bool = False
     """Whether a run has written that much since the last look."""
     _drains: Drains = field(default_factory=Drains)
+    _budget: Budget = field(default_factory=Budget)
     _blind: bool = False
 
     def __post_init__(self) -> None:
@@ -329,6 +351,7 @@ class Tail:
             partial(self.lost, run),
             self.trouble,
             lambda: self._look_at_moved(run),
+            self._budget,
         )
         return tailed.meter(meter, saved) if meter is not None else None
 
@@ -397,6 +420,7 @@ class Tail:
             return
         self._bounds.check(tailed)
         tailed.close()
+        self._bounds.restore(tailed)
         del self.runs[run]
         self.behind.pop(run, None)
         self._away.pop(run, None)

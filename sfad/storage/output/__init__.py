@@ -3,6 +3,7 @@
 `files`      two files for each run, opened for the run and for readers, and deleted when the run
              ended long ago; inotify(7)
 `holes`      frees the oldest bytes of a file, and reads a file whose oldest bytes are being freed
+`truncated`  keeps what a run had written before it truncated its own file
 `times`      when lines were written
 """
 
