@@ -68,6 +68,7 @@ Output:
 `limits`            limits on the command line, and as they are shown
 `table`             tables
 `lines`             the runs that have continued each other's session
+`unlike_here`       what a live run has from the kernel that this process has not
 `waiting`           what is wrong with a live run, and what waits for a person
 `growing`           the output of a run in pieces, for `top` and the console
 `follower`          copies output files, or an agent's text, as they grow
