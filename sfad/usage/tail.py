@@ -79,6 +79,9 @@ class OutputBounds:
         self._short = False
         self._unable = False
         self._scarce = False
+        self._allocated = False
+        """Whether a run has allocated room that it has not written to: fallocate(2) takes as much
+        in a moment as a run prints in minutes."""
         self._tell_again = 0.0
 
     def check(self, tailed: TailedRun) -> int:
@@ -97,6 +100,7 @@ class OutputBounds:
                 continue
             keep = self._keep(tailed.limit)
             if keep is not None and _too_large(status, keep):
+                self._allocated |= holes.unwritten(status, max(keep, status.st_size))
                 self._wanted[tailed.run, suffix] = _Grown(status.st_blocks, tailed)
                 self._some.set()
         return size
@@ -172,7 +176,8 @@ class OutputBounds:
             async with trio.open_nursery() as self._nursery:
                 while True:
                     await self._some.wait()
-                    await trio.sleep(0 if self._scarce else FREE_AFTER)
+                    await trio.sleep(0 if self._scarce or self._allocated else FREE_AFTER)
+                    self._allocated = False
                     self._some = trio.Event()
                     await self._free_all()
         finally:

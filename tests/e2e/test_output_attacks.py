@@ -163,3 +163,39 @@ while True:
         # another run is started as always, whatever the first one holds
         assert isinstance(spawn(client, ["true"]), m.RunReply)
         stopped(client, run.id)
+
+
+TRUNCATES = """
+echo "[agent:w] one" >&2; read -r _ <$0/gate
+echo "[agent:w] two" >/dev/stderr; read -r _ <$0/gate
+echo "[agent:w] three" | tee /dev/stderr >/dev/null; read -r _ <$0/gate
+echo "four" >&2
+"""
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_what_a_run_wrote_before_it_truncated_its_stderr_is_kept(
+    start: Start, tmp_path: Path, killed: bool
+) -> None:
+    daemon = start()
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    with daemon.client() as client:
+        run = started(client, ["bash", "-c", TRUNCATES, tmp_path]).id
+    for word in ("one", "two", "three"):
+        wait_until(
+            lambda word=word: word in daemon.sfactl("info", run).stdout, "the daemon has looked"
+        )
+        if killed and word == "two":
+            daemon.kill()
+            daemon.restart()
+        gate.write_text("\n")
+    with daemon.client() as client:
+        ended(client, run)
+    lines = ["[agent:w] one", "[agent:w] two", "[agent:w] three", "four"]
+    wait_until(lambda: daemon.errors(run).splitlines() == lines, "all that it has written")
+    assert daemon.sfactl("logs", run).stderr.splitlines() == lines
+    assert "it truncated its stderr: 14 bytes that it had written before are kept" in (
+        daemon.sfactl("events", "--run", run).stdout
+    )
+    assert [*(daemon.state_dir / "output").glob("*.kept")] == []
