@@ -25,6 +25,7 @@ from ..protocol.types import RunId
 from ..protocol.units import format_size
 from ..storage.output import holes
 from ..storage.output.files import SUFFIXES, Inotify, LeasedError, OutputFiles, Suffix
+from ..storage.output.reopened import Reopenings
 from ..storage.output.truncated import Budget
 from .stdout import StdoutMeter
 from .tailed_run import NewMeter, TailedRun
@@ -331,6 +332,7 @@ class Tail:
     """Whether a run has written that much since the last look."""
     _drains: Drains = field(default_factory=Drains)
     _budget: Budget = field(default_factory=Budget)
+    _reopenings: Reopenings = field(default_factory=Reopenings)
     _blind: bool = False
 
     def __post_init__(self) -> None:
@@ -357,6 +359,7 @@ class Tail:
             self.trouble,
             lambda: self._look_at_moved(run),
             self._budget,
+            self._reopenings,
         )
         return tailed.meter(meter, saved) if meter is not None else None
 
@@ -431,24 +434,31 @@ class Tail:
         self._away.pop(run, None)
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._bounds.serve)
-            while True:
-                growth = self._growth()
-                self.behind |= self.runs
-                task_status.started()
-                task_status = trio.TASK_STATUS_IGNORED
-                if growth is None:
-                    again = trio.current_time() + BLIND_EVERY
-                    await self._work(again)
-                    await trio.sleep_until(again)
-                else:
-                    with closing(growth):
-                        self._watched = growth
-                        try:
-                            await self._told(growth)
-                        finally:
-                            self._watched = None
+        with self._reopenings.served():
+            for tailed in self.runs.values():
+                tailed.watch()
+                self._bounds.check(tailed)  # before clients learn that the daemon serves
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._bounds.serve)
+                await self._follow(task_status)
+
+    async def _follow(self, task_status: trio.TaskStatus[None]) -> None:
+        while True:
+            growth = self._growth()
+            self.behind |= self.runs
+            task_status.started()
+            task_status = trio.TASK_STATUS_IGNORED
+            if growth is None:
+                again = trio.current_time() + BLIND_EVERY
+                await self._work(again)
+                await trio.sleep_until(again)
+            else:
+                with closing(growth):
+                    self._watched = growth
+                    try:
+                        await self._told(growth)
+                    finally:
+                        self._watched = None
 
     def close(self) -> None:
         for tailed in self.runs.values():

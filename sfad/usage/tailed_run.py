@@ -16,8 +16,9 @@ from ..protocol.redaction import redacted
 from ..protocol.sanitise import clean
 from ..protocol.types import RunId
 from ..storage.output.files import SUFFIXES, TIMES, OutputFiles, Suffix
+from ..storage.output.reopened import Reopenings
 from ..storage.output.times import WriteTimes
-from ..storage.output.truncated import Budget, NewestBytes
+from ..storage.output.truncated import Budget, NewestBytes, Truncation
 from .stdout import MeterPosition, StdoutMeter
 
 # ---- The last line that a run wrote on its stderr: most programs say there why they failed
@@ -139,6 +140,7 @@ class TailedRun:
     trouble: Callable[[str], None]
     moved: Callable[[], None]
     budget: Budget
+    reopenings: Reopenings
     milestones: StderrMilestones | None = None
     stdout: StdoutMeter | None = None
     size: int = 0
@@ -199,7 +201,10 @@ class TailedRun:
             if descriptor is not None:
                 os.close(descriptor)
             return
-        self._held[suffix] = self.files.hold(self.run, suffix) if descriptor is None else descriptor
+        if descriptor is None:
+            descriptor = self.files.hold(self.run, suffix)
+        self._held[suffix] = descriptor
+        self.reopenings.watch(descriptor)
 
     def look_for_truncation(self, suffix: Suffix, status: os.stat_result) -> None:
         """Save what was there before the run truncated a file that is held. Tell so, each time
@@ -209,14 +214,20 @@ class TailedRun:
             return
         newest = self._newest.setdefault(suffix, NewestBytes(self.budget))
         try:
-            found = newest.look(held, status)
-            if found is None:
-                return
-            lost = max(0, min(found.lost, self.limit - len(found.kept)))
-            lost += self.files.save_truncated(self.run, suffix, found.kept)
+            reopened = self.reopenings.take(status.st_ino)
+            for earlier in reopened:
+                self._save(suffix, newest.look_back(*earlier), self.limit)
+            found = newest.look(held, status, reopened=bool(reopened))
+            self._save(suffix, found, self.limit)
         except OSError as error:
             self.failed(error, "what it had written before it truncated its output is lost")
+
+    def _save(self, suffix: Suffix, found: Truncation | None, limit: int) -> None:
+        """Raises `OSError`."""
+        if found is None:
             return
+        lost = max(0, min(found.lost, limit - len(found.kept)))
+        lost += self.files.save_truncated(self.run, suffix, found.kept)
         count = self._truncated[suffix] = self._truncated.get(suffix, 0) + 1
         if count & (count - 1) == 0:
             name = "stdout" if suffix == ".out" else "stderr"
@@ -225,6 +236,11 @@ class TailedRun:
                 "are kept, and come before the rest when it has ended"
                 + (f"; {lost} bytes are lost" if lost else "")
             )
+
+    def watch(self) -> None:
+        """Have the files that are held watched, now that this is possible."""
+        for descriptor in self._held.values():
+            self.reopenings.watch(descriptor)
 
     def restore(self) -> None:
         """Put what the run had written before it truncated a file before the rest. For a thread, as
@@ -319,7 +335,9 @@ class TailedRun:
 
     def _release(self) -> None:
         while self._held:
-            os.close(self._held.popitem()[1])
+            descriptor = self._held.popitem()[1]
+            self.reopenings.unwatch(descriptor)
+            os.close(descriptor)
 
     def status(self, suffix: Suffix) -> os.stat_result | None:
         """Return the status of the file that the run was given. If it was moved, tell so once and

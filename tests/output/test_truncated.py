@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sfad.storage.output import truncated
+from sfad.storage.output import holes, truncated
 from sfad.storage.output.truncated import KEPT, MOST, NEWEST, Budget, NewestBytes, Truncation
 
 
@@ -61,7 +61,7 @@ def test_bytes_that_the_daemon_has_freed_are_no_truncation(file: int) -> None:
     newest = NewestBytes(Budget())
     os.write(file, b"a" * 200_000)
     assert look(newest, file) is None
-    truncated.holes.punch(file, 0, 200_000)
+    holes.punch(file, 0, 200_000)
     os.write(file, b"b")
     assert look(newest, file) is None
 

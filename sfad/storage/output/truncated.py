@@ -5,13 +5,15 @@ The kernel has no means against it: a file that may only be appended to would fa
 command. So the newest bytes of each file are kept in memory, as of each look at the run. When a
 look finds the file truncated, they are saved beside it in `ID.out.kept` or `ID.err.kept`. When the
 run has ended, they come before the rest again. What a run writes and truncates between two looks is
-lost.
+lost, unless the daemon is root's (`reopened`).
 """
 
 import os
 import stat
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from . import holes
@@ -30,6 +32,11 @@ _COMPARED = 4 << 10
 others, even if it is as long."""
 _OPEN = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 """A run of the daemon's own user may put anything in the file's place."""
+
+
+Read = Callable[[int, int], tuple[int, bytes]]
+"""As `holes.read` of an open file: given offset and length, the offset of what is there, and the
+bytes."""
 
 
 class Truncation(NamedTuple):
@@ -60,19 +67,40 @@ class NewestBytes:
     """When it was written to last, in nanoseconds."""
     _newest: bytes = b""
 
-    def look(self, descriptor: int, status: os.stat_result) -> Truncation | None:
+    def look(
+        self, descriptor: int, status: os.stat_result, *, reopened: bool = False
+    ) -> Truncation | None:
         """Read what is new. Return what was there if the file was truncated since the last look.
-        Raises `OSError`."""
+        `reopened`: a process has opened it since, so one that has the same bytes and another time
+        was written again. Raises `OSError`."""
+        return self._look(partial(holes.read, descriptor), status, reopened=reopened)
+
+    def look_back(self, status: os.stat_result, newest: bytes) -> Truncation | None:
+        """As `look`, at the file as it was when a process opened it, with at least these bytes at
+        its end."""
+        first = status.st_size - len(newest)
+
+        def read(offset: int, length: int) -> tuple[int, bytes]:
+            start = max(offset, first)
+            return start, newest[start - first : offset + length - first]
+
+        return self._look(read, status, reopened=True)
+
+    def _look(self, read: Read, status: os.stat_result, *, reopened: bool) -> Truncation | None:
         if status.st_ino != self._inode:
             self.forget()
             self._inode = status.st_ino
         elif (status.st_size, status.st_mtime_ns) == (self._size, self._written):
             return None
         truncated = None
-        if self._size and (status.st_size < self._size or self._changed(descriptor)):
+        if self._size and (
+            status.st_size < self._size
+            or self._changed(read)
+            or (reopened and status.st_size == self._size == len(self._newest))
+        ):
             truncated = Truncation(self._newest, self._size - len(self._newest))
             self.forget()
-        self._read(descriptor, status.st_size)
+        self._read(read, status.st_size)
         self._written = status.st_mtime_ns
         return truncated
 
@@ -80,16 +108,16 @@ class NewestBytes:
         self.budget.used -= len(self._newest)
         self._size, self._newest = 0, b""
 
-    def _changed(self, descriptor: int) -> bool:
+    def _changed(self, read: Read) -> bool:
         expected = self._newest[-_COMPARED:]
         offset = self._size - len(expected)
-        start, found = holes.read(descriptor, offset, len(expected))
+        start, found = read(offset, len(expected))
         return start == offset and found != expected  # else it was freed
 
-    def _read(self, descriptor: int, size: int) -> None:
+    def _read(self, read: Read, size: int) -> None:
         most = self.budget.most()
         offset = max(self._size, size - most)
-        start, found = holes.read(descriptor, offset, size - offset) if size > offset else (0, b"")
+        start, found = read(offset, size - offset) if size > offset else (0, b"")
         before = self._newest if offset == self._size and start in (0, offset) else b""
         self.budget.used -= len(self._newest)
         self._newest = (before + found)[-most:]
