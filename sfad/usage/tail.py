@@ -361,7 +361,10 @@ class Tail:
             self._budget,
             self._reopenings,
         )
-        return tailed.meter(meter, saved) if meter is not None else None
+        readings = tailed.meter(meter, saved) if meter is not None else None
+        if self.files.inodes(run):  # it was adopted, and may truncate its output soon
+            self._bounds.check(tailed)
+        return readings
 
     def tell_milestones(self, run: RunId, name: str, reached: Callable[[str], None]) -> None:
         """Tell `reached` of the milestones of a run that is followed. `name`: its name."""

@@ -772,8 +772,10 @@ def client_of(daemon: Daemon, *words: str, **env: str) -> subprocess.Popen[bytes
 def test_a_client_whose_handshake_the_daemon_does_not_survive_waits_for_the_next_one(
     daemon: Daemon, words: tuple[str, ...]
 ) -> None:
-    before = listened(daemon)
     daemon.process.send_signal(signal.SIGSTOP)
+    stat = Path(f"/proc/{daemon.pid}/stat")
+    wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "it is stopped")
+    before = listened(daemon)
     client = client_of(daemon, *words)
     wait_until(lambda: listened(daemon) > before, "the client has connected")
     daemon.kill()
