@@ -375,6 +375,7 @@ class Tail:
         """Tell of those that it has reached by now."""
         if run in self.runs:
             self.runs[run].read_milestones()
+            self._bounds.check(self.runs[run])  # what was told is kept, too
 
     def last_line(self, run: RunId) -> str | None:
         """Return the last line that the run's attempt has written on stderr; see
