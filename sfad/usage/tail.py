@@ -39,6 +39,9 @@ from .tailed_run import NewMeter, TailedRun
 FREE_AFTER = 0.2
 """Seconds that bytes above a limit may stay. A run's writes wait while bytes of its file are freed,
 so that is done seldom: at 33 times a second, a burst of 200 MB took a fifth longer."""
+AHEAD = 32 << 20
+"""Bytes that a file system may allocate by itself behind the end of a file that grows. To free them
+while the run writes could lose what it writes."""
 UNREAD_KEPT = 64 << 20
 """Bytes that a file may have above its limit while its meter is behind, but never more than the
 limit itself. What a meter has not read after that is lost to it."""
@@ -80,9 +83,9 @@ class OutputBounds:
         self._short = False
         self._unable = False
         self._scarce = False
-        self._allocated = False
-        """Whether a run has allocated room that it has not written to: fallocate(2) takes as much
-        in a moment as a run prints in minutes."""
+        self._allocated = trio.Event()
+        """A run has allocated room that it has not written to: fallocate(2) takes as much in a
+        moment as a run prints in minutes."""
         self._tell_again = 0.0
 
     def check(self, tailed: TailedRun) -> int:
@@ -97,11 +100,13 @@ class OutputBounds:
             tailed.times.note(suffix, status)
             self._hold(tailed, suffix)
             tailed.look_for_truncation(suffix, status)
+            grown = tailed.grown(suffix, status)
             if self._unable or not _too_large(status, KEPT_AT_LEAST):
                 continue
             keep = self._keep(tailed.limit)
             if keep is not None and _too_large(status, keep):
-                self._allocated |= holes.unwritten(status, max(keep, status.st_size))
+                if not grown and holes.unwritten(status, max(keep, status.st_size) + AHEAD):
+                    self._allocated.set()
                 self._wanted[tailed.run, suffix] = _Grown(status.st_blocks, tailed)
                 self._some.set()
         return size
@@ -177,8 +182,9 @@ class OutputBounds:
             async with trio.open_nursery() as self._nursery:
                 while True:
                     await self._some.wait()
-                    await trio.sleep(0 if self._scarce or self._allocated else FREE_AFTER)
-                    self._allocated = False
+                    with trio.move_on_after(0 if self._scarce else FREE_AFTER):
+                        await self._allocated.wait()
+                    self._allocated = trio.Event()
                     self._some = trio.Event()
                     await self._free_all()
         finally:

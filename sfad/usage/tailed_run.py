@@ -157,6 +157,7 @@ class TailedRun:
     _newest: dict[Suffix, NewestBytes] = field(default_factory=dict)
     _truncated: dict[Suffix, int] = field(default_factory=dict)
     """How often the run was seen to have truncated a file."""
+    _sizes: dict[Suffix, int] = field(default_factory=dict)
     _closed: bool = False
     _errors: set[int | None] = field(default_factory=set)
 
@@ -205,6 +206,12 @@ class TailedRun:
             descriptor = self.files.hold(self.run, suffix)
         self._held[suffix] = descriptor
         self.reopenings.watch(descriptor)
+
+    def grown(self, suffix: Suffix, status: os.stat_result) -> bool:
+        """Return whether a file has another size than at the last call."""
+        before = self._sizes.get(suffix)
+        self._sizes[suffix] = status.st_size
+        return before != status.st_size
 
     def look_for_truncation(self, suffix: Suffix, status: os.stat_result) -> None:
         """Save what was there before the run truncated a file that is held. Tell so, each time
