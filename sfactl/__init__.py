@@ -23,6 +23,7 @@ The command line:
 `inside`            whether this process is inside a run
 `reader`            ends what follows when nothing reads the output any more
 `entry`             what a program of this package begins and ends with
+`whole_file`        writes a file whole or not at all
 `exits`             exit codes, and the errors that end the program with one of them
 
 Connections:
@@ -67,6 +68,7 @@ Output:
 `limits`            limits on the command line, and as they are shown
 `table`             tables
 `lines`             the runs that have continued each other's session
+`unlike_here`       what a live run has from the kernel that this process has not
 `waiting`           what is wrong with a live run, and what waits for a person
 `growing`           the output of a run in pieces, for `top` and the console
 `follower`          copies output files, or an agent's text, as they grow

@@ -59,6 +59,15 @@ class _UpToCommand(_Parser):
         while state.rargs and state.rargs[0].startswith("-") and state.rargs[0] not in {"-", "--"}:
             self._process_opts(state.rargs.pop(0), state)
 
+    def _match_long_opt(self, opt: str, explicit_value: str | None, state: Any) -> None:
+        rest = state.rargs
+        if rest[:1] == ["--"]:  # not the value of an option that lacks one, as in --name -- COMMAND
+            state.rargs = []
+        try:
+            super()._match_long_opt(opt, explicit_value, state)
+        finally:
+            state.rargs = state.rargs or rest
+
 
 class Verb(TyperCommand):
     """A verb, which may be about runs on other nodes."""

@@ -345,7 +345,7 @@ class Sfad:
 
     def _opened(self) -> connection.Client:
         if self._client is None:
-            client = connection.connect(self._place)
+            client = connection.connect(self._place, patient=False)
             client.be_patient(self._timeout)
             return client
         if self._client.closed:

@@ -49,6 +49,7 @@ from sfad.protocol.requests.base import (
 from sfad.protocol.types import ErrorCode
 
 from . import exits
+from .inside import inside_run
 from .trust import distrusted
 
 R = TypeVar("R", bound=Reply)
@@ -113,15 +114,37 @@ other_node: Callable[[str], Client] | None = None
 imported where it is needed."""
 
 
-def connect(flag: str | None, *, tell: bool = True) -> Client:
+def connect(flag: str | None, *, tell: bool = True, patient: bool = True) -> Client:
     """Connect to the daemon at `--socket`, SFA_SOCKET, SFAD_SOCKET, or the first of the user's and
     the system's sockets that exists. If a daemon hangs or denies access, the next place is not
     tried, with one exception: root's daemon at the system's place may serve no other user. Raise
     `Unreachable` for the first place, or for one that has a socket. `tell`: print a note if the
     system's daemon answers in place of the user's own, and once if the user's own does beside the
-    system's."""
+    system's. `patient`: inside a run, wait for a daemon that died; the run has one."""
     if other_node is not None and flag is not None and flag.startswith("fleet:"):
         return other_node(flag)
+    try:
+        return _connect(flag, tell=tell)
+    except Unreachable as error:
+        if error.kind != "refused" or not patient or inside_run() is None:
+            raise
+        return connect_again(flag)
+
+
+def connect_again(flag: str | None) -> Client:
+    """Connect as `connect` does, to a daemon that died and may be started again within
+    `RECONNECT`."""
+    give_up = time.monotonic() + RECONNECT
+    while True:
+        time.sleep(AGAIN)
+        try:
+            return _connect(flag, tell=True)
+        except Unreachable as error:
+            if error.kind not in ABSENT or time.monotonic() >= give_up:
+                raise
+
+
+def _connect(flag: str | None, *, tell: bool) -> Client:
     try:
         places = client_sockets(os.environ, os.getuid(), flag)
     except ValueError as error:
@@ -214,7 +237,13 @@ class Client:
         self._patience: float | None = None
         self._chunk = memoryview(bytearray(CHUNK))
         """What is read, each time: to allocate as much takes longer than to read a short reply."""
-        self._open(HANDSHAKE_TIMEOUT)
+        try:
+            self._open(HANDSHAKE_TIMEOUT)
+        except ConnectionLost:
+            if self._last_words is not None:
+                raise
+            # the daemon has died since it began to listen
+            self.reconnect("no request was sent")
 
     def _open(self, handshake: float) -> None:
         self._decoder = FrameDecoder(MAX_REPLY)
@@ -386,7 +415,7 @@ class Client:
                 sent = True
                 return self.answer(request.id, expected)
             except ConnectionLost:
-                if repeated >= (request.repeats if sent else 1):
+                if repeated >= (request.repeats if sent else max(request.repeats, 1)):
                     raise ConnectionLost(self.path, unanswered(request)) from None
             repeated += 1
             self.reconnect(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import signal
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import NoReturn
 
 from .exits import ExitCode, Quit, ReaderGone
@@ -22,8 +24,25 @@ def leave(code: int) -> NoReturn:
     sys.exit(code)
 
 
+class _EndedBySignal(BaseException):
+    """A signal is to end this process; its temporary files are removed first."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
+def _end(number: int, _frame: FrameType | None) -> NoReturn:
+    signal.signal(number, signal.SIG_DFL)  # the second one ends the process at once
+    raise _EndedBySignal(number)
+
+
 def guarded(work: Callable[[], int]) -> int:
-    """Return the exit code of `work`, or that of the error which it raises, printed on stderr."""
+    """Return the exit code of `work`, or that of the error which it raises, printed on stderr. End
+    by SIGTERM and SIGHUP as by an error, so that nothing temporary is left."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _end)
     try:
         return work()
     except Quit as quit_:
@@ -44,6 +63,9 @@ def guarded(work: Callable[[], int]) -> int:
         return ExitCode.USAGE
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
+    except _EndedBySignal as ended:
+        os.kill(os.getpid(), ended.number)
+        return 128 + ended.number
     except (BrokenPipeError, ReaderGone):
         return _unread()
     except OSError as error:

@@ -33,6 +33,7 @@ from .in_flight import Activity, RequestsInFlight, carry_on, wait
 from .progress import ProgressLines
 from .spawn_options import Form, SpawnOptions
 from .terminal import Terminal, TerminalInput, await_foreground
+from .whole_file import write_whole
 
 # ---- What signals to a client in the foreground do to its run: stop it, or suspend it with this
 # process
@@ -584,9 +585,7 @@ def _clear_status(path: str) -> None:
 def _write_status(path: str, run: RunInfo) -> None:
     """Write the run as JSON, whole or not at all. Raise `Quit`."""
     try:
-        with open(f"{path}.{os.getpid()}.tmp", "wb") as file:
-            file.write(to_json(run) + b"\n")
-        os.replace(file.name, path)
+        write_whole(path, to_json(run) + b"\n")
     except OSError as error:
         raise exits.Quit(
             exits.ExitCode.UNAVAILABLE, f"--status-file {path}: {error.strerror}"

@@ -105,6 +105,8 @@ Command = Annotated[
 """What follows the options of a verb that takes a command: the agent, or `--`, and the words
 after."""
 
+ISOLATIONS = ("on", "net")
+"""Values of `--isolate`."""
 USAGE = "[OPTIONS] -- COMMAND... | [OPTIONS]"
 """The usage of a verb that takes a command, before the argument."""
 Directory = Annotated[str | None, DIR.option("Working directory (default: current)", "--cwd")]
@@ -355,7 +357,7 @@ class SpawnOptions(Struct, frozen=True):
     ] = []
     isolate: Annotated[
         Literal["on", "net"] | None,
-        Value("on|net", one_of(("on", "net"), "word")).option(
+        Value("|".join(ISOLATIONS), one_of(ISOLATIONS, "word")).option(
             "Start the command in a sandbox (bubblewrap); "
             "with =net it reaches nothing but the gateway. Children inherit it"
         ),
@@ -400,6 +402,8 @@ def commanded(wanted: SpawnOptions, words: Sequence[str]) -> SpawnOptions:
     """Return the options, checked, with the agent or the command that follows them. Raise
     `UsageError`."""
     agent = words[0] if words and words[0] != "--" else None
+    if agent in ISOLATIONS and wanted.isolate == "on":
+        raise UsageError(f"the value of --isolate follows a '=': --isolate={agent}")
     wanted = replace(wanted, agent=agent, command=words[1:])
     check(wanted)
     return wanted
@@ -526,8 +530,8 @@ def continuation(
     """Return the request to continue the session of an ended run. `task`: what its agent is told,
     if not why it ended and to go on; `options`: what is to be different; `fresh`: its worktree may
     be gone. Raise `Quit`."""
-    # the daemon takes the command of the ended run
-    options = replace(options or SpawnOptions(), command=["-"])
+    # the daemon takes command and directory of the ended run
+    options = replace(options or SpawnOptions(), command=["-"], cwd="/")
     check(options)
     asked = message(options)
     # the ended run had this default, or what its command line said

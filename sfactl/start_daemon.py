@@ -31,21 +31,25 @@ PASSED_ON = ("SFAD_SOCKET", "SFAD_STATE_DIR", "SFAD_CONFIG")
 
 def connect_or_start(flag: str | None) -> Client:
     """Connect to the daemon. Start one if none is running, except inside a run, or for a socket
-    that `--socket` names: the user means the daemon that listens there. Raise `Unreachable`,
-    `Quit`."""
+    that `--socket` names: the user means the daemon that listens there. One that died is then
+    waited for, because it may be started again. Raise `Unreachable`, `Quit`."""
     try:
         return connection.connect(flag)
     except Unreachable as error:
-        if error.kind not in ABSENT or flag is not None:
+        if error.kind not in ABSENT:
             raise
         inside = inside_run()
         if inside is not None:
             error.message += f"; no daemon is started inside a run ({inside})"
             raise
-        if not environment.flag("SFAD_AUTOSTART", {"SFAD_AUTOSTART": "1", **os.environ}):
+        forbidden = not environment.flag("SFAD_AUTOSTART", {"SFAD_AUTOSTART": "1", **os.environ})
+        if flag is None and not forbidden:
+            return start()
+        if error.kind == "refused":
+            return connection.connect_again(flag)
+        if flag is None:
             error.message += "; SFAD_AUTOSTART=0 forbids starting one"
-            raise
-    return start()
+        raise
 
 
 def start() -> Client:

@@ -78,14 +78,20 @@ def execute(
     if not os.path.isdir(at.cwd):
         raise GitError(f"{at.cwd} is not a directory")
     try:
-        return subprocess.run(
+        with subprocess.Popen(
             at.command(*words),
             cwd=at.cwd,
             env={**at.env, "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"},
             stdin=subprocess.DEVNULL if stdin is None else stdin,
-            capture_output=True,
-            check=False,
-        )
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as running:
+            try:
+                out, err = running.communicate()
+            except BaseException:
+                running.terminate()  # git removes its locks then
+                raise
+        return subprocess.CompletedProcess(running.args, running.returncode, out, err)
     except FileNotFoundError:
         raise GitError("git is not in the PATH; install it") from None
 

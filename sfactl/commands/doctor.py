@@ -11,7 +11,7 @@ from msgspec import Struct, field
 from msgspec.json import decode
 
 from sfad.host import probe
-from sfad.processes.isolation.sandbox import impossible, tried
+from sfad.processes.isolation.sandbox import closes_abstract_sockets, impossible, tried
 from sfad.protocol.paths import state_dir
 from sfad.protocol.requests.daemon import DaemonInfo, DaemonStatus
 
@@ -24,6 +24,8 @@ from .shim import ShimPlace, installed
 
 LOW_DISK = 1 << 30
 """Bytes: sixteen runs that fill their 64 MiB of output."""
+LOW_INODES = 1024
+"""New files: a run needs three for its output."""
 LOW_FILES = 1024
 """Descriptors: the daemon needs a few for each run, so a few hundred runs exhaust fewer."""
 LOW_PROCESSES = 2048
@@ -179,15 +181,33 @@ def _isolation() -> Iterator[Finding]:
         yield Finding(
             "isolation", "warn", "bubblewrap is not installed, so --isolate is refused", probe.FIX
         )
-    elif why := impossible(os.getuid()) or tried():
-        yield Finding(
-            "isolation",
-            "warn",
-            f"{path} cannot make a sandbox: {why}",
-            "allow user namespaces, or use no --isolate",
+        return
+    why_not = impossible(os.getuid())
+    failed = {
+        option: why_not or tried(network=option == "--isolate")
+        for option in ("--isolate", "--isolate=net")
+    }
+    possible = [option for option, why in failed.items() if why is None]
+    for option, why in failed.items() if possible else [("any --isolate", failed["--isolate"])]:
+        if why is not None:
+            yield Finding(
+                "isolation",
+                "warn",
+                f"{path} cannot make a sandbox for {option}: {why}",
+                "allow user namespaces, or use "
+                + (f"only {possible[0]}" if possible else "no --isolate"),
+            )
+    if possible:
+        yield Finding("isolation", "ok", f"{path} can make sandboxes for {' and '.join(possible)}")
+    if failed["--isolate"] is None:
+        closed = closes_abstract_sockets()
+        those = "the abstract Unix sockets of other programs"
+        yield _checked(
+            "abstract sockets",
+            closed,
+            f"--isolate {'closes' if closed else 'does not close'} off {those}",
+            "use --isolate=net, or Linux 6.12 with Landlock, which containers may forbid",
         )
-    else:
-        yield Finding("isolation", "ok", f"{path} can make sandboxes for --isolate")
 
 
 def _gateway(status: DaemonStatus | None) -> Iterator[Finding]:
@@ -373,12 +393,20 @@ def _limit(name: str, kind: int, low: int, fix: str) -> Finding:
 def _disk(status: DaemonStatus | None) -> Iterator[Finding]:
     try:
         state = Path(status.state_dir) if status is not None else state_dir(os.environ, os.getuid())
-        free = probe.free_bytes(state)
+        free, inodes = probe.free_bytes(state), probe.free_inodes(state)
     except (OSError, ValueError) as error:
         yield Finding(
             "state directory", "bad", str(error), "set SFAD_STATE_DIR to a directory of your own"
         )
         return
+    if inodes is not None and inodes < LOW_INODES:
+        left = f"only {inodes} inodes (df -i)" if inodes else "no inodes (df -i)"
+        yield Finding(
+            "state directory",
+            "warn" if inodes else "bad",
+            f"{state}: its file system has {left} left, for new files",
+            "delete files there: no run is admitted without",
+        )
     yield _checked(
         "state directory",
         free >= LOW_DISK,

@@ -16,6 +16,7 @@ from ..lines import Line, line_of
 from ..options import flag
 from ..selection import RunSelection
 from ..spreading import spread
+from ..unlike_here import differences
 from ..waiting import after_others, unlanded, unlanded_json
 
 # ---- What has happened to a run, from the recorded events
@@ -70,7 +71,11 @@ def info(
     chosen: RunSelection,
     timeline: Annotated[bool, flag("Also what has happened to each run, with times")] = False,
 ) -> int:
-    """Show everything that is known of runs, with live processes and memory."""
+    """Show everything that is known of runs, with live processes and memory.
+
+    "unlike here" is what a live run has from the kernel and this shell has not: a run gets
+    priority, CPUs, ulimits and namespaces from the daemon.
+    """
     return chosen.each(
         "info", lambda client, run: _show(client, run, timeline, chosen.json), connect
     )
@@ -80,14 +85,19 @@ def _show(client: Client, name: str, timeline: bool, json: bool) -> None:
     run = client.call(Info(id=0, run=name), RunReply).run
     events = list(timeline_of(client, run)) if timeline else []
     line = line_of(client, run)
+    unlike = differences(run)
     if json:
-        more: dict[str, Any] = ({"line": output.content(line)} if line is not None else {}) | (
-            {"timeline": events} if timeline else {}
+        more: dict[str, Any] = (
+            ({"line": output.content(line)} if line is not None else {})
+            | ({"timeline": events} if timeline else {})
+            | ({"unlike_here": [each._asdict() for each in unlike]} if unlike else {})
         )
         more = {**more, **unlanded_json(run)}
         output.print_json({"id": run.id} | output.content(run) | more if more else run)
     else:
         print("\n".join(f"{name:<12} {value}" for name, value in facts(run, line)))
+        for each in unlike:
+            print(f"{'unlike here':<12} {output.plain(str(each))}")
     if events and not json:
         print()
         print("\n".join(moments(run, events)))

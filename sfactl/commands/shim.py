@@ -21,6 +21,7 @@ from ..exits import ExitCode, Quit, UsageError, understood
 from ..inside import inside_run
 from ..options import Json, Socket, Value, one_of
 from ..real_program import DEFAULT_PATH, found, search
+from ..whole_file import write_whole
 
 LOGIN = 5.0
 """Seconds for a login shell to begin."""
@@ -157,22 +158,14 @@ def _install(directory: Path, programs: Sequence[str]) -> None:
     )
     directory.mkdir(exist_ok=True)
     directory.chmod(0o755)
-    _write(directory / shim_files.BASH_ENV, shim_files.FIND_AGAIN, 0o644)
+    write_whole(directory / shim_files.BASH_ENV, shim_files.FIND_AGAIN, 0o644)
     for program in programs:
-        _write(directory / program, shim_files.text(program), 0o755)
+        write_whole(directory / program, shim_files.text(program), 0o755)
         if program not in KNOWN_PROGRAMS:
             output.note(
                 f"sfactl: {program} is not an agent program that sfad knows; "
                 "each call of it in a run is now a child run"
             )
-
-
-def _write(path: Path, text: bytes, mode: int) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(text)
-        os.fchmod(file.fileno(), mode)
-    temporary.rename(path)
 
 
 def _check(directory: Path, program: str) -> None:

@@ -24,6 +24,7 @@ from sfad.protocol.requests.starting import Spawn
 
 from ..connection import Client
 from ..exits import UsageError
+from ..whole_file import write_whole
 
 SERVER = "sfad"
 ANSWER_WITHIN = 120
@@ -200,9 +201,7 @@ def _gemini_file(command: Sequence[str], given: Mapping[str, str]) -> Path:
     directory = xdg(os.environ, "XDG_CACHE_HOME", ".cache") / "sfad"
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = directory / f"gemini-{sha256(text.encode()).hexdigest()[:12]}.json"
-    draft = path.with_suffix(f".{os.getpid()}")
-    draft.write_text(text)
-    draft.rename(path)
+    write_whole(path, text.encode())
     return path
 
 

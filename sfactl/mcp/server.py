@@ -30,7 +30,9 @@ def serve(socket: str | None, answer_within: float, ask: bool) -> None:
     """Serve until stdin ends, then exit with 0. `answer_within`: seconds that a call may take.
     `ask`: let the client ask the person before a stop."""
     # A client may end its server by a signal. There is nothing to clean up.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
     restore_environment()
     SessionServer(LineChannel(*_own_descriptors()), socket, answer_within, ask).run()
     # Not by a return: threads may still wait for the daemon, or hold the lock of stderr.

@@ -13,7 +13,9 @@ from .. import exits
 from ..durable.handover import taken
 from ..host import systemd
 from ..host.clock import MonotonicClock
+from ..host.descriptors import too_few
 from ..host.headroom import keep_one_heap
+from ..host.probe import no_inodes
 from ..host.secrecy import hide_memory
 from ..host.socket_file import PathError
 from ..processes.launcher import CgroupImpossible
@@ -35,6 +37,9 @@ def serve(
     unblock_signals(but=daemon.HELD_BACK)
     hide_memory()
     keep_one_heap()
+    if (why := too_few()) is not None:
+        _tell_systemd(f"not started: {why}")
+        die(why, exits.UNAVAILABLE)
     where = home(socket, state_dir, config)
     try:
         loaded = reloading.load_kept(where)
@@ -55,7 +60,7 @@ def serve(
         left = trio.run(run, strict_exception_groups=True, clock=MonotonicClock())
     except* (PathError, LedgerError, CgroupImpossible) as group:
         for error in group.exceptions:
-            print(f"sfad: {error}", file=sys.stderr)
+            print(f"sfad: {error}{no_inodes(where.state_dir)}", file=sys.stderr)
         sys.exit(exits.UNAVAILABLE)
     if left:
         die(f"processes of {', '.join(left)} could not be killed", exits.SURVIVED)

@@ -18,9 +18,11 @@ import resource
 import signal
 import socket
 import sys
+from pathlib import Path
 
 import trio
 
+from ..host.probe import no_inodes
 from ..host.secrecy import become_user, hide_memory
 from ..protocol.inherited import survive_stray_signals
 from .bodies import BodyReader
@@ -48,7 +50,12 @@ def main() -> None:
     words.add_argument("--journal", required=True, metavar="FILE")
     words.add_argument("--user", type=int, metavar="UID")
     given = words.parse_args()
-    trio.run(_serve, given.daemon, Journal(given.journal, _complain), given.user)
+    try:
+        journal = Journal(given.journal, _complain)
+    except OSError as error:
+        _complain(f"it cannot note its calls: {error}{no_inodes(Path(given.journal))}")
+        sys.exit(1)
+    trio.run(_serve, given.daemon, journal, given.user)
 
 
 async def _serve(daemon: str, journal: Journal, user: int | None) -> None:

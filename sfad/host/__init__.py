@@ -1,6 +1,7 @@
 """What this machine is, and what it lends to the daemon.
 
 `clock`          the daemon's clocks, and deadlines that call back
+`time_namespace` how far the kernel shifts the clocks of this process
 `log`            the JSON log, and `limits.log`; lines to a file or descriptor, without waiting
 `metrics`        what has happened since the start, counted; each metric: its name, what it is, its
                  labels

@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 
 import trio
 
+from .time_namespace import offset_ns
+
 
 def wall_clock() -> datetime:
     """Return the present time in UTC, for people. It decides nothing about live runs, so setting
@@ -15,18 +17,24 @@ def wall_clock() -> datetime:
     return datetime.now(UTC)
 
 
+def _monotonic() -> Callable[[], float]:
+    ahead = offset_ns("monotonic") / 1e9
+    # a function of C where it can be, because a run asks for the time twenty times
+    return (lambda: time.monotonic() - ahead) if ahead else time.monotonic
+
+
 class MonotonicClock(trio.abc.Clock):
-    """Makes trio's time CLOCK_MONOTONIC. Trio's own clock adds a random number to it, different in
-    each process, so that a daemon could not read the times that an earlier one saved."""
+    """Makes trio's time CLOCK_MONOTONIC, as it is outside any time namespace. Trio's own clock adds
+    a random number to it, different in each process, so that a daemon could not read the times that
+    an earlier one saved."""
 
     def start_clock(self) -> None:
         """The kernel has started it."""
 
-    current_time = staticmethod(time.monotonic)
-    """A function of C, because a run asks for the time twenty times."""
+    current_time = staticmethod(_monotonic())
 
     def deadline_to_sleep_time(self, deadline: float) -> float:
-        return deadline - time.monotonic()
+        return deadline - self.current_time()
 
 
 class Timers:

@@ -32,8 +32,21 @@ for some milliseconds; the ledger, the spool and the price list take a few each.
 KEPT_BACK = 24
 """Descriptors for stopping. A stop needs four at a time: a directory that is listed, a control
 file, `/proc`, and a pidfd."""
+LEAST = 80
+"""Descriptors with which a daemon can start runs: it has some 45 open itself."""
 _limits: tuple[int, int] | None = None
 """The soft and the hard limit of this process, while it keeps some back."""
+
+
+def too_few() -> str | None:
+    """Return why this process may open too few descriptors for a daemon, or `None`."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if hard >= LEAST:
+        return None
+    return (
+        f"only {hard} descriptors may be open, and a daemon needs {LEAST}: "
+        "raise LimitNOFILE= of its unit, or ulimit -Hn"
+    )
 
 
 class Need(IntEnum):

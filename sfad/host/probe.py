@@ -222,6 +222,24 @@ def free_bytes(path: Path) -> int:
     return shutil.disk_usage(path).free
 
 
+def free_inodes(path: Path) -> int | None:
+    """Return how many more files the file system of `path`, or of where it would be made, takes for
+    this user; `None` if that has no bound of its own. Raises `OSError`."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    found = os.statvfs(path)
+    return found.f_favail if found.f_files else None
+
+
+def no_inodes(path: Path) -> str:
+    """Return words for a message about what could not be made at `path`, if no inode is left there:
+    the kernel's own, "No space left on device", leads astray. Else an empty text."""
+    with suppress(OSError):
+        if free_inodes(path) == 0:
+            return f"; the file system of {path} has no inodes left (df -i): delete files there"
+    return ""
+
+
 def clock_synchronised() -> bool | None:
     """Return whether the kernel's clock is synchronised; `None` if the kernel does not say."""
     # struct timex with modes 0 only reads; an unsynchronised clock returns TIME_ERROR, see

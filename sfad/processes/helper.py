@@ -15,7 +15,7 @@ from .credentials import unsealed
 _PACKAGES = str(Path(__file__).parents[2])
 _START = (
     "import sys; sys.path.append(sys.argv[1]); "
-    "from sfad.processes import {0}; {0}.{1}(sys.argv[2:])"
+    "from sfad.processes import helper, {0}; helper.unwind_at_signals(); {0}.{1}(sys.argv[2:])"
 )
 NOT_EXECUTABLE, _NOT_FOUND = 126, 127
 ANSWER = b"sfad: "
@@ -36,6 +36,18 @@ def python_words(module: str, function: str) -> list[bytes]:
         _PACKAGES,
     ]
     return [os.fsencode(word) for word in words]
+
+
+def unwind_at_signals() -> None:
+    """From now on end as by an error when the run is stopped, so that no temporary directory is
+    left. execve(2) gives the signals their defaults back."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _end)
+
+
+def _end(number: int, _frame: object) -> NoReturn:
+    signal.signal(number, signal.SIG_DFL)  # the second one ends the process at once
+    raise SystemExit(128 + number)
 
 
 # ---- The first step of an attempt

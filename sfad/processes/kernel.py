@@ -19,7 +19,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
+from ..host.time_namespace import offset_ns
+
 _TICKS = os.sysconf("SC_CLK_TCK")
+_AHEAD = offset_ns("boottime") * _TICKS // 1_000_000_000
+"""Clock ticks by which /proc shows starts later in this process's time namespace."""
 _FIRST_READ = 4096
 _MAX_READ = 8 * 1024 * 1024
 """Bytes that are read of one file. execve(2) takes environments of up to 6 MiB; with PR_SET_MM a
@@ -44,7 +48,7 @@ class Stat(NamedTuple):
     """The letter of ps(1): R, S, D, T, Z, …"""
     parent: int
     started: int
-    """Clock ticks since boot. With the pid it identifies a process."""
+    """Clock ticks since boot, outside any time namespace. With the pid it identifies a process."""
     threads: int = 1
 
     @property
@@ -106,7 +110,7 @@ def stat(pid: int) -> Stat | None:
     """Return one process, or `None`. Raises `OSError`."""
     fields = _fields(pid)
     return (
-        Stat(pid, fields[0].decode(), int(fields[1]), int(fields[19]), int(fields[17]))
+        Stat(pid, fields[0].decode(), int(fields[1]), int(fields[19]) - _AHEAD, int(fields[17]))
         if fields
         else None
     )
@@ -115,13 +119,13 @@ def stat(pid: int) -> Stat | None:
 def ticks_since_boot() -> int:
     """Return the start time, as `Stat.started` counts it, of a process that begins now: the kernel
     takes it from this clock, and shows it rounded down (`start_boottime`, fs/proc/array.c)."""
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) * _TICKS // 1_000_000_000
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) * _TICKS // 1_000_000_000 - _AHEAD
 
 
 def age(started: int) -> float:
     """Return for how many seconds a process has lived, at least, that started then
     (`Stat.started`)."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - started / _TICKS
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - (started + _AHEAD) / _TICKS
 
 
 def _fields(pid: int) -> list[bytes]:

@@ -597,11 +597,12 @@ def wait_for_trampolines(run: LaunchedRun) -> None:
 
 
 def signal_mains(
-    run: LaunchedRun, number: int, *, but: set[int] | list[int] | tuple[()] = ()
+    run: LaunchedRun, *numbers: int, but: set[int] | list[int] | tuple[()] = ()
 ) -> None:
     for main in run.mains:
         if main.pid not in but:
-            main.signal(number)
+            for number in numbers:
+                main.signal(number)
 
 
 def _code_and_signal(status: int | None) -> tuple[int | None, int | None]:

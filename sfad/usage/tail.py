@@ -25,6 +25,8 @@ from ..protocol.types import RunId
 from ..protocol.units import format_size
 from ..storage.output import holes
 from ..storage.output.files import SUFFIXES, Inotify, LeasedError, OutputFiles, Suffix
+from ..storage.output.reopened import Reopenings
+from ..storage.output.truncated import Budget
 from .stdout import StdoutMeter
 from .tailed_run import NewMeter, TailedRun
 
@@ -37,6 +39,9 @@ from .tailed_run import NewMeter, TailedRun
 FREE_AFTER = 0.2
 """Seconds that bytes above a limit may stay. A run's writes wait while bytes of its file are freed,
 so that is done seldom: at 33 times a second, a burst of 200 MB took a fifth longer."""
+AHEAD = 32 << 20
+"""Bytes that a file system may allocate by itself behind the end of a file that grows. To free them
+while the run writes could lose what it writes."""
 UNREAD_KEPT = 64 << 20
 """Bytes that a file may have above its limit while its meter is behind, but never more than the
 limit itself. What a meter has not read after that is lost to it."""
@@ -48,6 +53,10 @@ KEPT_AT_LEAST = 1 << 16
 """Bytes of a file that are kept on a disk without room: the least limit of output."""
 TELL_EVERY = 600.0
 """Seconds between two messages that the disk has little room."""
+
+RESTORED_AT_ONCE = 1 << 20
+"""Bytes that are copied while the daemon waits, so that a reader finds them."""
+_NOT_RESTORED = "what it wrote before it truncated its output is not before the rest"
 
 _UNABLE = (errno.EOPNOTSUPP, errno.ENOSYS)
 
@@ -74,6 +83,9 @@ class OutputBounds:
         self._short = False
         self._unable = False
         self._scarce = False
+        self._allocated = trio.Event()
+        """A run has allocated room that it has not written to: fallocate(2) takes as much in a
+        moment as a run prints in minutes."""
         self._tell_again = 0.0
 
     def check(self, tailed: TailedRun) -> int:
@@ -86,13 +98,15 @@ class OutputBounds:
                 continue
             size += status.st_size
             tailed.times.note(suffix, status)
-            if self._unable:
-                continue
             self._hold(tailed, suffix)
-            if not _too_large(status, KEPT_AT_LEAST):
+            tailed.look_for_truncation(suffix, status)
+            grown = tailed.grown(suffix, status)
+            if self._unable or not _too_large(status, KEPT_AT_LEAST):
                 continue
             keep = self._keep(tailed.limit)
             if keep is not None and _too_large(status, keep):
+                if not grown and holes.unwritten(status, max(keep, status.st_size) + AHEAD):
+                    self._allocated.set()
                 self._wanted[tailed.run, suffix] = _Grown(status.st_blocks, tailed)
                 self._some.set()
         return size
@@ -145,13 +159,32 @@ class OutputBounds:
             )
         return min(limit, keep)
 
+    def restore(self, tailed: TailedRun) -> None:
+        """Put what a run that has ended had written before it truncated its files before the
+        rest."""
+        if self._nursery is not None and tailed.size > RESTORED_AT_ONCE:
+            self._nursery.start_soon(self._restore, tailed)
+            return
+        try:
+            tailed.restore()
+        except OSError as error:
+            tailed.failed(error, _NOT_RESTORED)
+
+    async def _restore(self, tailed: TailedRun) -> None:
+        try:
+            await in_thread(tailed.restore)
+        except OSError as error:
+            tailed.failed(error, _NOT_RESTORED)
+
     async def serve(self) -> None:
         """Free bytes, until cancelled; then free what is left, for a second at most."""
         try:
             async with trio.open_nursery() as self._nursery:
                 while True:
                     await self._some.wait()
-                    await trio.sleep(0 if self._scarce else FREE_AFTER)
+                    with trio.move_on_after(0 if self._scarce else FREE_AFTER):
+                        await self._allocated.wait()
+                    self._allocated = trio.Event()
                     self._some = trio.Event()
                     await self._free_all()
         finally:
@@ -304,6 +337,8 @@ class Tail:
     _burst: bool = False
     """Whether a run has written that much since the last look."""
     _drains: Drains = field(default_factory=Drains)
+    _budget: Budget = field(default_factory=Budget)
+    _reopenings: Reopenings = field(default_factory=Reopenings)
     _blind: bool = False
 
     def __post_init__(self) -> None:
@@ -329,8 +364,13 @@ class Tail:
             partial(self.lost, run),
             self.trouble,
             lambda: self._look_at_moved(run),
+            self._budget,
+            self._reopenings,
         )
-        return tailed.meter(meter, saved) if meter is not None else None
+        readings = tailed.meter(meter, saved) if meter is not None else None
+        if self.files.inodes(run):  # it was adopted, and may truncate its output soon
+            self._bounds.check(tailed)
+        return readings
 
     def tell_milestones(self, run: RunId, name: str, reached: Callable[[str], None]) -> None:
         """Tell `reached` of the milestones of a run that is followed. `name`: its name."""
@@ -341,6 +381,7 @@ class Tail:
         """Tell of those that it has reached by now."""
         if run in self.runs:
             self.runs[run].read_milestones()
+            self._bounds.check(self.runs[run])  # what was told is kept, too
 
     def last_line(self, run: RunId) -> str | None:
         """Return the last line that the run's attempt has written on stderr; see
@@ -397,29 +438,37 @@ class Tail:
             return
         self._bounds.check(tailed)
         tailed.close()
+        self._bounds.restore(tailed)
         del self.runs[run]
         self.behind.pop(run, None)
         self._away.pop(run, None)
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._bounds.serve)
-            while True:
-                growth = self._growth()
-                self.behind |= self.runs
-                task_status.started()
-                task_status = trio.TASK_STATUS_IGNORED
-                if growth is None:
-                    again = trio.current_time() + BLIND_EVERY
-                    await self._work(again)
-                    await trio.sleep_until(again)
-                else:
-                    with closing(growth):
-                        self._watched = growth
-                        try:
-                            await self._told(growth)
-                        finally:
-                            self._watched = None
+        with self._reopenings.served():
+            for tailed in self.runs.values():
+                tailed.watch()
+                self._bounds.check(tailed)  # before clients learn that the daemon serves
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._bounds.serve)
+                await self._follow(task_status)
+
+    async def _follow(self, task_status: trio.TaskStatus[None]) -> None:
+        while True:
+            growth = self._growth()
+            self.behind |= self.runs
+            task_status.started()
+            task_status = trio.TASK_STATUS_IGNORED
+            if growth is None:
+                again = trio.current_time() + BLIND_EVERY
+                await self._work(again)
+                await trio.sleep_until(again)
+            else:
+                with closing(growth):
+                    self._watched = growth
+                    try:
+                        await self._told(growth)
+                    finally:
+                        self._watched = None
 
     def close(self) -> None:
         for tailed in self.runs.values():

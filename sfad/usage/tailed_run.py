@@ -16,7 +16,9 @@ from ..protocol.redaction import redacted
 from ..protocol.sanitise import clean
 from ..protocol.types import RunId
 from ..storage.output.files import SUFFIXES, TIMES, OutputFiles, Suffix
+from ..storage.output.reopened import Reopenings
 from ..storage.output.times import WriteTimes
+from ..storage.output.truncated import Budget, NewestBytes, Truncation
 from .stdout import MeterPosition, StdoutMeter
 
 # ---- The last line that a run wrote on its stderr: most programs say there why they failed
@@ -137,6 +139,8 @@ class TailedRun:
     lost: Callable[[str], None]
     trouble: Callable[[str], None]
     moved: Callable[[], None]
+    budget: Budget
+    reopenings: Reopenings
     milestones: StderrMilestones | None = None
     stdout: StdoutMeter | None = None
     size: int = 0
@@ -150,6 +154,10 @@ class TailedRun:
     _held: dict[Suffix, int] = field(default_factory=dict)
     """Descriptors that keep processes from taking a lease on the files, by which they could not be
     bounded."""
+    _newest: dict[Suffix, NewestBytes] = field(default_factory=dict)
+    _truncated: dict[Suffix, int] = field(default_factory=dict)
+    """How often the run was seen to have truncated a file."""
+    _sizes: dict[Suffix, int] = field(default_factory=dict)
     _closed: bool = False
     _errors: set[int | None] = field(default_factory=set)
 
@@ -194,7 +202,64 @@ class TailedRun:
             if descriptor is not None:
                 os.close(descriptor)
             return
-        self._held[suffix] = self.files.hold(self.run, suffix) if descriptor is None else descriptor
+        if descriptor is None:
+            descriptor = self.files.hold(self.run, suffix)
+        self._held[suffix] = descriptor
+        self.reopenings.watch(descriptor)
+
+    def grown(self, suffix: Suffix, status: os.stat_result) -> bool:
+        """Return whether a file has another size than at the last call."""
+        before = self._sizes.get(suffix)
+        self._sizes[suffix] = status.st_size
+        return before != status.st_size
+
+    def look_for_truncation(self, suffix: Suffix, status: os.stat_result) -> None:
+        """Save what was there before the run truncated a file that is held. Tell so, each time
+        their number has doubled."""
+        held = self._held.get(suffix)
+        if held is None or self.limit is None:
+            return
+        newest = self._newest.setdefault(suffix, NewestBytes(self.budget))
+        try:
+            reopened = self.reopenings.take(status.st_ino)
+            for earlier in reopened:
+                self._save(suffix, newest.look_back(*earlier), self.limit)
+            found = newest.look(held, status, reopened=bool(reopened))
+            self._save(suffix, found, self.limit)
+        except OSError as error:
+            self.failed(error, "what it had written before it truncated its output is lost")
+
+    def _save(self, suffix: Suffix, found: Truncation | None, limit: int) -> None:
+        """Raises `OSError`."""
+        if found is None:
+            return
+        lost = max(0, min(found.lost, limit - len(found.kept)))
+        lost += self.files.save_truncated(self.run, suffix, found.kept)
+        count = self._truncated[suffix] = self._truncated.get(suffix, 0) + 1
+        if count & (count - 1) == 0:
+            name = "stdout" if suffix == ".out" else "stderr"
+            self.lost(
+                f"it truncated its {name}: {len(found.kept)} bytes that it had written before "
+                "are kept, and come before the rest when it has ended"
+                + (f"; {lost} bytes are lost" if lost else "")
+            )
+
+    def watch(self) -> None:
+        """Have the files that are held watched, now that this is possible."""
+        for descriptor in self._held.values():
+            self.reopenings.watch(descriptor)
+
+    def restore(self) -> None:
+        """Put what the run had written before it truncated a file before the rest. For a thread, as
+        a file may be large; no process of the run is alive. Raises `OSError`."""
+        for suffix in SUFFIXES:
+            # an earlier daemon may have saved something of a run that was adopted
+            if suffix not in self._truncated and suffix in self._begun:
+                continue
+            if self.files.restore_truncated(self.run, suffix):
+                status = self.files.status(self.run, suffix)
+                if status is not None:
+                    self.times.blur(suffix, status)
 
     def begin_attempt(self, opened: Sequence[int] = ()) -> None:
         self._release()  # the files may be new
@@ -271,11 +336,15 @@ class TailedRun:
         longer told."""
         self._closed = True
         self._release()
+        for newest in self._newest.values():
+            newest.forget()
         self._close_meter()
 
     def _release(self) -> None:
         while self._held:
-            os.close(self._held.popitem()[1])
+            descriptor = self._held.popitem()[1]
+            self.reopenings.unwatch(descriptor)
+            os.close(descriptor)
 
     def status(self, suffix: Suffix) -> os.stat_result | None:
         """Return the status of the file that the run was given. If it was moved, tell so once and

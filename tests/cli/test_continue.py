@@ -19,7 +19,7 @@ from sfad.protocol import messages as m
 from tests.harness import PYTHON, alive, started, wait_until
 from tests.tiers import sampled
 
-from .conftest import World
+from .conftest import SFACTL, World
 
 CONFIG = """
 [gateway]
@@ -216,6 +216,25 @@ def test_a_run_is_continued_once(place: MakeDesk) -> None:
     waited(world, new)
     third = waited(world, world.sfactl("continue", new).stdout.strip())
     assert (third["continues"], third["line"]["runs"]) == (new, [first, new, third["id"]])
+
+
+def test_a_run_is_continued_from_a_directory_that_was_removed(
+    place: MakeDesk, tmp_path: Path
+) -> None:
+    world = place()
+    first = ended(world, "claude", "fail")["id"]
+    removed = tmp_path / "removed"
+    removed.mkdir()
+    script = f'cd {removed} && rmdir {removed} && exec "$@"'
+    done = subprocess.run(
+        ["sh", "-c", script, "sh", *SFACTL, "continue", first],
+        env=world.env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert waited(world, done.stdout.strip())["continues"] == first
 
 
 def test_a_request_whose_reply_was_lost_may_be_repeated(place: MakeDesk) -> None:

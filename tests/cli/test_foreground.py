@@ -6,6 +6,7 @@ import os
 import signal
 import stat
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -382,6 +383,23 @@ def test_a_status_file_receives_the_final_run(daemon: World, tmp_path: Path) -> 
     daemon.sfactl("run", "--status-file", str(path), "--", "sh", "-c", "exit 75", code=75)
     assert msgspec.json.decode(path.read_bytes())["exit_code"] == 75
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith("status")] == ["status.json"]
+
+
+def test_a_status_file_without_room_leaves_nothing(daemon: World, tmp_path: Path) -> None:
+    limited = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100)); "
+        "from sfactl.__main__ import main; main()"
+    )
+    words = ["run", "-q", "--status-file", str(tmp_path / "status.json"), "--", "true"]
+    done = subprocess.run(
+        [sys.executable, "-c", limited, *words],
+        env=daemon.env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, "File too large" in done.stderr) == (75, True), done.stderr
+    assert [p.name for p in tmp_path.iterdir() if "status" in p.name] == []
 
 
 def test_a_loop_is_refused_with_its_path(daemon: World) -> None:

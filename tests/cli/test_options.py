@@ -83,6 +83,22 @@ def test_a_value_that_is_left_out_is_not_the_next_word(flag: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--on", "--", "true"], "option '--on' requires an argument"),
+        (["-q", "--name", "--", "true"], "option '--name' requires an argument"),
+        (["--isolate", "on", "--", "true"], "the value of --isolate follows a '=': --isolate=on"),
+        (["--isolate", "net", "claude"], "the value of --isolate follows a '=': --isolate=net"),
+    ],
+)
+def test_a_value_that_is_missing_or_in_the_wrong_place_is_said(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert execute(["spawn", *words]) == 2
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     "before", [[], ["--json"], ["--socket", "/nonexistent/x"], ["--socket=/nonexistent/x"]]
 )
 @pytest.mark.parametrize("verb", ["list", "ps", "session list"])

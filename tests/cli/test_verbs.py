@@ -17,7 +17,7 @@ import pytest
 from sfad.protocol.types import RunInfo
 from tests.harness import wait_until
 
-from .conftest import PATIENCE, World
+from .conftest import PATIENCE, SFACTL, World
 
 Start = Callable[..., subprocess.Popen[bytes]]
 
@@ -215,6 +215,22 @@ def test_why(daemon: World) -> None:
     assert "time 77s → terminate (from --timeout)" in daemon.sfactl("why", run).stdout
     daemon.sfactl("stop", run)
     assert "cancelled" in daemon.json("why", run)["why"]
+
+
+def test_what_a_run_has_unlike_this_shell_is_shown(daemon: World) -> None:
+    run = daemon.spawn("--", "sleep", "1000")
+    assert "unlike_here" not in daemon.json("info", run)
+    other = ["nice", "-n", "3", "prlimit", "--nofile=300:400", *SFACTL, "info", run]
+    said = subprocess.run(
+        other, env=daemon.env | {"LC_ALL": "POSIX"}, capture_output=True, text=True, check=True
+    ).stdout
+    unlike = [line.split(None, 2)[2] for line in said.splitlines() if line.startswith("unlike")]
+    nice = os.getpriority(os.PRIO_PROCESS, 0)
+    assert f"nice {nice}, and here {min(nice + 3, 19)}" in unlike
+    assert any(line.endswith(", and here 300:400") for line in unlike)
+    assert any(line.endswith(", and here POSIX") for line in unlike)
+    daemon.sfactl("stop", run)
+    assert "unlike" not in daemon.sfactl("info", run).stdout
 
 
 def test_the_daemon_shows_itself(daemon: World) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from sfad.host.descriptors import LEAST
 from sfad.protocol import messages as m
 from sfad.protocol.types import Status
 from tests.conftest import Start
@@ -25,6 +26,7 @@ from tests.harness import (
     Daemon,
     alive,
     ended,
+    running,
     spawn,
     started,
     stopped,
@@ -130,6 +132,25 @@ def test_a_bad_config_is_named(tmp_path: Path) -> None:
         assert f"{config}" in done.stderr
         assert "guard.max_dept" in done.stderr
     assert not (tmp_path / "d").exists()
+
+
+@pytest.mark.parametrize("limit", [8, 24, LEAST - 1])
+def test_too_few_descriptors_are_refused_with_what_to_do(tmp_path: Path, limit: int) -> None:
+    words = ["serve", "--socket", str(tmp_path / "s"), "--state-dir", str(tmp_path / "d")]
+    done = subprocess.run(
+        ["prlimit", f"--nofile={limit}", sys.executable, "-m", "sfad", *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    why = f"sfad: only {limit} descriptors may be open, and a daemon needs {LEAST}: "
+    assert (done.returncode, done.stderr.startswith(why)) == (69, True), done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_fewest_descriptors_are_enough_for_a_run(tmp_path: Path) -> None:
+    with running(tmp_path, wrap=["prlimit", f"--nofile={LEAST}"]) as daemon:
+        assert daemon.sfactl("run", "-q", "--", "echo", "hello").stdout == "hello\n"
 
 
 REFUSED = {

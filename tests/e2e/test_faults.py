@@ -425,3 +425,37 @@ def test_a_burst_of_signals_to_the_daemon_itself(daemon: Daemon) -> None:
         assert codes == list(range(20))
         assert info(client, run.id).status is Status.RUNNING
         stopped(client, run.id)
+
+
+NO_INODES = "has no inodes left (df -i): delete files there"
+
+
+@pytest.mark.parametrize("inodes", [2, 4, 8])
+def test_a_daemon_without_inodes_says_what_is_used_up(tmp_path: Path, inodes: int) -> None:
+    with disk(tmp_path) as state:
+        subprocess.run(["mount", "-o", f"remount,nr_inodes={inodes}", state], check=True)
+        words = ["serve", "--socket", str(tmp_path / "s"), "--state-dir", str(state)]
+        found = subprocess.run(
+            [sys.executable, "-m", "sfad", *words], capture_output=True, text=True, timeout=PATIENCE
+        )
+        assert (found.returncode, NO_INODES in found.stderr) == (69, True), found.stderr
+        assert "Traceback" not in found.stderr
+
+
+def test_runs_without_inodes_say_what_is_used_up_and_start_again(tmp_path: Path) -> None:
+    with disk(tmp_path) as state, running(tmp_path) as daemon:
+        for name in range(100_000):
+            if not os.statvfs(state).f_favail:
+                break
+            if name == 0:
+                subprocess.run(["mount", "-o", "remount,nr_inodes=100", state], check=True)
+            (state / f"file {name}").touch()
+        done = daemon.sfactl("run", "-q", "--", "true")
+        assert (done.returncode, NO_INODES in done.stderr) == (75, True), done.stderr
+        assert NO_INODES in daemon.sfactl("run", "-q", "--gateway", "--", "true").stderr
+        report = daemon.sfactl("doctor").stdout
+        assert "BAD    state directory" in report
+        assert "no inodes (df -i)" in report
+        for file in state.glob("file *"):
+            file.unlink()
+        assert daemon.sfactl("run", "-q", "--", "true").returncode == 0

@@ -582,3 +582,30 @@ def test_the_daemon_of_root_isolates_runs_of_others() -> None:
 def _made(directory: Path) -> Path:
     directory.mkdir(mode=0o755)
     return directory
+
+
+WITHOUT_LANDLOCK = """
+import ctypes, os, struct, sys
+steps = [(0x20, 0, 0, 0), (0x35, 0, 2, 444), (0x35, 1, 0, 447), (6, 0, 0, 0x50001)]
+steps.append((6, 0, 0, 0x7FFF0000))
+code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *step) for step in steps))
+program = struct.pack("@HP", len(steps), ctypes.addressof(code))
+libc = ctypes.CDLL(None)
+assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, program) == 0
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+"""Executes a command whose system calls of Landlock, 444 to 446, fail with EPERM: as in
+systemd-nspawn."""
+
+
+def test_where_a_container_forbids_landlock(tmp_path: Path) -> None:
+    with running(tmp_path, wrap=[sys.executable, "-c", WITHOUT_LANDLOCK]) as daemon:
+        with daemon.client() as client:
+            run = ended(client, started(client, ["echo", "inside"], isolation=ON).id)
+            assert (run.status, daemon.output(run.id)) == (Status.COMPLETED, "inside\n")
+        words = [sys.executable, "-c", WITHOUT_LANDLOCK, sys.executable, "-m", "sfactl", "doctor"]
+        report = subprocess.run(
+            words, env=daemon.env, capture_output=True, text=True, check=False
+        ).stdout
+        assert "ok     isolation" in report
+        assert "warn   abstract sockets: --isolate does not close off" in report

@@ -26,7 +26,7 @@ from tests.users import FIRST, SECOND, Failed, as_user, become, needs_root
 
 pytestmark = needs_root
 
-CLONE_NEWUSER, CLONE_NEWPID = 0x10000000, 0x20000000
+CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
 libc = ctypes.CDLL(None, use_errno=True)
 PATH = [b"PATH=/usr/bin:/bin"]
 CONFIG = '[access]\nusers = "all"\n'
@@ -253,6 +253,25 @@ def test_a_submitter_of_another_pid_namespace_is_refused(everyones: Daemon) -> N
         return as_user(FIRST, lambda: str(ran(everyones.socket, "true")))  # the first process there
 
     assert "is in another pid namespace, which its run would leave" in as_user(0, unshared)
+
+
+def test_a_submitter_of_another_network_namespace_is_refused(everyones: Daemon) -> None:
+    def unshared() -> str:
+        assert libc.unshare(CLONE_NEWNET) == 0
+        return as_user(FIRST, lambda: str(ran(everyones.socket, "true")))
+
+    assert "is in another net namespace, which its run would leave" in as_user(0, unshared)
+
+
+def test_a_submitter_with_another_root_directory_is_refused(everyones: Daemon) -> None:
+    """As in a container without pid and user namespaces of its own."""
+
+    def enclosed() -> str:
+        os.chroot(everyones.socket.parent)
+        os.chdir("/")
+        return as_user(FIRST, lambda: str(ran(Path("/", everyones.socket.name), "true")))
+
+    assert "has another root directory (a container or chroot)" in as_user(0, enclosed)
 
 
 def test_a_proc_that_hides_processes_hides_none_from_the_daemon(place: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from sfad.protocol import messages as m
 from sfad.protocol.types import Isolation, RunInfo
 from tests.conftest import Start
 from tests.harness import Daemon, ended, spawn, started, stopped, wait_until
+from tests.users import needs_root
 
 from .agents import limit
 
@@ -163,3 +166,72 @@ while True:
         # another run is started as always, whatever the first one holds
         assert isinstance(spawn(client, ["true"]), m.RunReply)
         stopped(client, run.id)
+
+
+TRUNCATES = """
+echo "[agent:w] one" >&2; read -r _ <$0/gate
+echo "[agent:w] two" >/dev/stderr; read -r _ <$0/gate
+echo "[agent:w] three" | tee /dev/stderr >/dev/null; read -r _ <$0/gate
+echo "four" >&2
+"""
+
+
+def seen(daemon: Daemon, run: str, word: str) -> bool:
+    return word in daemon.sfactl("info", run).stdout
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_what_a_run_wrote_before_it_truncated_its_stderr_is_kept(
+    start: Start, tmp_path: Path, killed: bool
+) -> None:
+    daemon = start()
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    with daemon.client() as client:
+        run = started(client, ["bash", "-c", TRUNCATES, tmp_path]).id
+    for word in ("one", "two", "three"):
+        wait_until(partial(seen, daemon, run, word), "the daemon has looked")
+        if killed and word == "two":
+            daemon.kill()
+            daemon.restart()
+        gate.write_text("\n")
+    with daemon.client() as client:
+        ended(client, run)
+    lines = ["[agent:w] one", "[agent:w] two", "[agent:w] three", "four"]
+    wait_until(lambda: daemon.errors(run).splitlines() == lines, "all that it has written")
+    assert daemon.sfactl("logs", run).stderr.splitlines() == lines
+    assert "it truncated its stderr: 14 bytes that it had written before are kept" in (
+        daemon.sfactl("events", "--run", run).stdout
+    )
+    assert [*(daemon.state_dir / "output").glob("*.kept")] == []
+
+
+@needs_root
+def test_roots_daemon_keeps_what_a_run_truncates_at_once(daemon: Daemon) -> None:
+    """It has no time to look in between."""
+    script = "echo one >&2; for i in 1 2 2 3; do echo $i >/dev/stderr; done; echo x; echo y >$OUT"
+    with daemon.client() as client:
+        run = ended(
+            client, started(client, ["bash", "-c", script.replace("$OUT", "/dev/stdout")]).id
+        )
+    wait_until(lambda: daemon.output(run.id) == "x\ny\n", "all of stdout")
+    assert daemon.errors(run.id).splitlines() == ["one", "1", "2", "2", "3"]
+
+
+@needs_root
+def test_a_daemon_that_is_killed_lets_runs_open_their_output(
+    daemon: Daemon, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    with daemon.client() as client:
+        run = started(client, ["bash", "-c", "read -r _ <$0; echo one >/dev/stderr", gate])
+    daemon.process.send_signal(signal.SIGSTOP)
+    gate.write_text("\n")
+    opens = Path(f"/proc/{run.pid}/wchan")
+    wait_until(lambda: "fanotify" in opens.read_text(), "it waits for the daemon")
+    daemon.kill()
+    daemon.restart()
+    with daemon.client() as client:
+        ended(client, run.id)
+    assert daemon.errors(run.id) == "one\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import getpass
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from tests.conftest import Start
 from tests.harness import (
     IMPATIENT,
     PATIENCE,
+    PROGRAM,
     PYTHON,
     Daemon,
     alive,
@@ -35,6 +37,7 @@ from tests.harness import (
     strays,
     wait_until,
 )
+from tests.users import needs_root
 
 from .agents import RECORDINGS, info, limit, reserve, turns, until_over, watched
 
@@ -747,3 +750,78 @@ def test_two_events_never_have_the_same_number(daemon: Daemon) -> None:
         daemon.restart()
     assert len(seen) == len(set(seen)) >= 3
     assert seen == sorted(seen)
+
+
+def listened(daemon: Daemon) -> int:
+    """Return how many connections the daemon's socket has, those that were not accepted
+    included."""
+    table = Path("/proc/net/unix").read_text().splitlines()
+    return sum(line.endswith(f" {daemon.socket}") for line in table) - 1
+
+
+def client_of(daemon: Daemon, *words: str, **env: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "sfactl", *words],
+        env=daemon.env | env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+@pytest.mark.parametrize("words", [("spawn", "--", "true"), ("list", "--json"), ("status",)])
+def test_a_client_whose_handshake_the_daemon_does_not_survive_waits_for_the_next_one(
+    daemon: Daemon, words: tuple[str, ...]
+) -> None:
+    daemon.process.send_signal(signal.SIGSTOP)
+    stat = Path(f"/proc/{daemon.pid}/stat")
+    wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "it is stopped")
+    before = listened(daemon)
+    client = client_of(daemon, *words)
+    wait_until(lambda: listened(daemon) > before, "the client has connected")
+    daemon.kill()
+    daemon.restart()
+    out, err = client.communicate(timeout=PATIENCE)
+    assert (client.returncode, bool(out)) == (0, True), err
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_client_that_may_start_no_daemon_waits_for_one_that_was_killed(
+    daemon: Daemon, inside: bool
+) -> None:
+    """As that of an agent in the second in which systemd starts the daemon again."""
+    daemon.kill()
+    words = ["status"] if inside else ["spawn", "--", "true"]
+    client = client_of(
+        daemon, *words, **({"SFA_RUN_ID": "a1"} if inside else {"SFAD_AUTOSTART": "0"})
+    )
+    waits = Path(f"/proc/{client.pid}/wchan")
+    wait_until(
+        lambda: client.poll() is not None or "nanosleep" in waits.read_text(), "it waits or ends"
+    )
+    daemon.restart()
+    out, err = client.communicate(timeout=PATIENCE)
+    assert (client.returncode, bool(out)) == (0, True), err
+
+
+@needs_root
+def test_a_daemon_in_another_time_namespace_adopts_runs_and_their_times(
+    start: Start, containment: str
+) -> None:
+    """As in a container that was moved to another machine, or got another offset."""
+    daemon = start(mode=containment)
+    with daemon.client() as client:
+        run = started(client, ["sleep", "1000"], limits=[limit("time", 500)])
+    daemon.kill()
+    shifted = ["unshare", "--time", "--monotonic", "50000", "--boottime", "90000"]
+    daemon.restart(command=[*shifted, sys.executable, *PROGRAM])
+    assert os.stat(f"/proc/{daemon.pid}/ns/time").st_ino != os.stat("/proc/self/ns/time").st_ino
+    with daemon.client() as client:
+        found = info(client, run.id)
+        assert found.status is Status.RUNNING
+        assert 0 <= (found.usage.elapsed_s or 0) < 500
+        began = started(client, ["sleep", "1000"])
+        assert 0 <= (info(client, began.id).usage.elapsed_s or 0) < 500
+    daemon.kill()
+    daemon.restart()
+    with daemon.client() as client:
+        assert info(client, run.id).status is info(client, began.id).status is Status.RUNNING

@@ -830,3 +830,46 @@ def test_a_variable_of_another_repository_leads_git_nowhere(
     assert not os.path.lexists(run.worktree or "")
     assert not os.path.lexists(value)
     assert repository.git("log", "--format=%s", run.branch or "").split()[-1] == "first"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_diff_that_is_ended_leaves_nothing(daemon: Daemon, tmp_path: Path, number: int) -> None:
+    repository = Repository(tmp_path)
+    run = repository.run(daemon, "echo two >file")
+    temporary, gate = tmp_path / "temporary", tmp_path / "gate"
+    temporary.mkdir()
+    os.mkfifo(gate)
+    # git calls it when it looks into the worktree, and waits with it
+    repository.git("config", "filter.slow.clean", f"echo >{gate}; exec sleep 1000")
+    (repository.path / ".git/info/attributes").write_text("* filter=slow\n")
+    with subprocess.Popen(
+        [sys.executable, "-m", "sfactl", "diff", run.id],
+        env=daemon.env | repository.env | {"TMPDIR": str(temporary)},
+        start_new_session=True,
+    ) as client:
+        gate.read_text()
+        assert [*temporary.iterdir()]
+        client.send_signal(number)
+        assert client.wait(60) == -number
+        os.killpg(client.pid, signal.SIGKILL)  # the filter, which outlives git
+    assert [*temporary.iterdir()] == []
+
+
+def test_a_run_that_is_stopped_before_its_command_leaves_nothing(
+    daemon: Daemon, tmp_path: Path
+) -> None:
+    repository = Repository(tmp_path)
+    first = repository.run(daemon, "echo two >file")
+    temporary, gate = tmp_path / "temporary", tmp_path / "gate"
+    temporary.mkdir()
+    os.mkfifo(gate)
+    repository.git("config", "filter.slow.clean", f"echo >{gate}; exec sleep 1000")
+    (repository.path / ".git/info/attributes").write_text("* filter=slow\n")
+    options = repository.options(Worktree(of=first.id))
+    options["env"].append(os.fsencode(f"TMPDIR={temporary}"))
+    with daemon.client() as client:
+        run = started(client, ["true"], **options).id
+        gate.read_text()
+        assert [*temporary.iterdir()]
+        client.call(m.Stop(id=0, runs=[run]), m.Stopped)
+    assert [*temporary.iterdir()] == []

@@ -54,6 +54,22 @@ time.sleep(1000)
 """
 """Ignores what can be ignored."""
 
+STOPS_ITSELF = """
+import os, signal, sys
+
+def handle(*_):
+    with open(sys.argv[1], "a") as file:
+        file.write(who + "\\n")
+    os._exit(3)
+
+signal.signal(signal.SIGTERM, handle)
+who = "main" if os.fork() else "child"
+while True:
+    os.kill(os.getpid(), signal.SIGSTOP)
+"""
+"""`FILE`: a process and its child, which stand still like jobs of a shell (Ctrl-Z). Each writes who
+it is when it handles SIGTERM."""
+
 BOMB = """
 import os, sys, time
 most, until = int(sys.argv[1]), time.monotonic() + float(sys.argv[2])

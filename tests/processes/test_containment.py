@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -46,6 +47,11 @@ async def ready(
 def processes(rig: Rig, run: str) -> int:
     load = rig.launcher.footprints([run]).get(run)
     return load.processes if load else 0
+
+
+def stands_still(pid: int) -> bool:
+    process = kernel.stat(pid)
+    return process is not None and process.state == "T"
 
 
 def survivors_by_kernel(instance: str) -> list[int]:
@@ -93,6 +99,20 @@ def counted_children() -> Iterator[list[int]]:
     finally:
         enough.set()
         thread.join()
+
+
+async def test_processes_that_stand_still_handle_the_signal_too(rig: Rig, tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    rig.python("a1", programs.STOPS_ITSELF, str(said))
+    pid = (await rig.wait(LaunchSucceeded, "a1")).pid
+    await until(lambda: len(kernel.children(pid)) == 1, "the child")
+    for each in (pid, *kernel.children(pid)):
+        await until(partial(stands_still, each), "both stand still")
+    rig.launcher.terminate("a1", signal.SIGTERM)
+    assert (await rig.wait(MainExited, "a1")).code == 3
+    await rig.wait(Emptied, "a1")
+    assert sorted(said.read_text().split()) == ["child", "main"]
+    rig.launcher.release("a1")
 
 
 @pytest.mark.rest("at scale")

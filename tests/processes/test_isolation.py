@@ -137,11 +137,12 @@ def test_bubblewrap_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.needs("bwrap")
-def test_a_sandbox_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("network", [True, False])
+def test_a_sandbox_is_tried(monkeypatch: pytest.MonkeyPatch, network: bool) -> None:
     """As `sfactl doctor` does."""
-    assert tried() is None
+    assert tried(network=network) is None
     monkeypatch.setattr(probe, "BUBBLEWRAPS", ("/bin/false",))
-    assert tried() == "exit code 1"
+    assert tried(network=network) == "exit code 1"
 
 
 def test_what_is_writable(tmp_path: Path) -> None:

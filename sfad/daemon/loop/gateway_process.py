@@ -21,7 +21,7 @@ from ...config import GatewayConfig
 from ...gateway.call_journal import noted_in
 from ...host.files import UNDECODABLE, create, keep_damaged, read
 from ...host.log import Log
-from ...host.probe import user_name
+from ...host.probe import no_inodes, user_name
 from ...host.tasks import TURN_REQUESTS
 from ...processes import kernel
 from ...processes.launcher import Launcher
@@ -279,7 +279,7 @@ class GatewayProcess:
                     continue
                 how = await self._watched(pid)
             except OSError as error:
-                how = f"it cannot be started: {error}"
+                how = f"it cannot be started: {error}{no_inodes(self._path.parent)}"
             if not self._serving.is_set():
                 await self._answer(how)
             if not self._goes_on() or (self._told_to_end and how in {"exit code 0", UNKNOWN}):

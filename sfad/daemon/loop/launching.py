@@ -19,7 +19,7 @@ from ...core.state.vocabulary import Timer
 from ...host.clock import wall_clock
 from ...host.descriptors import Descriptors, Need
 from ...host.faults import crash_point
-from ...host.probe import is_noexec
+from ...host.probe import is_noexec, no_inodes
 from ...processes.launcher import LaunchRecord, LaunchSpec
 from ...protocol import shim_files
 from ...protocol.known import TIME_SAID
@@ -301,9 +301,9 @@ class Launching:
                 spec = self._spec(live, opened)
                 self.metering.begin_attempt(live, opened)
             except OSError as error:
-                self._fail(
-                    run, error.errno or 0, f"its output could not be opened: {error}", "output"
-                )
+                why = f"its output could not be opened: {error}"
+                why += no_inodes(self.resources.output.directory)
+                self._fail(run, error.errno or 0, why, "output")
                 return
             # where the meter was in an earlier attempt says nothing about this one
             if run.attempt > 1:

@@ -219,12 +219,17 @@ def _strange(peer: Peer, pid: int, status: dict[bytes, bytes]) -> str | None:
     if uids != {peer.uid}:
         return f"has the uids {sorted(uids)} by now, and connected as {peer.uid}; connect again"
     if peer.run is None:
-        for kind in ("user", "pid"):
+        for kind in ("user", "pid", "net"):
             if os.stat(f"/proc/{pid}/ns/{kind}").st_ino != os.stat(f"/proc/self/ns/{kind}").st_ino:
                 return (
                     f"is in another {kind} namespace, which its run would leave; "
                     "submit it from outside"
                 )
+        if not os.path.samefile(f"/proc/{pid}/root", "/"):
+            return (
+                "has another root directory (a container or chroot), which its run would leave; "
+                "submit it from outside"
+            )
     return None
 
 

@@ -116,16 +116,20 @@ def _handle(how: int, numbers: tuple[int, ...]) -> None:
 
 def leave_abstract_sockets() -> bool:
     """Close off the abstract Unix sockets of processes outside, which no mount namespace hides.
-    Return whether the kernel can: it takes Linux 6.12, with Landlock."""
+    Return whether the kernel can: it takes Linux 6.12, with Landlock, which some containers
+    forbid (systemd-nspawn; EPERM)."""
     try:
         _scope(_SCOPE_ABSTRACT_UNIX_SOCKET)
     except OSError as error:
-        if error.errno in {errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.E2BIG}:
+        if error.errno in _WITHOUT_LANDLOCK:
             return False
-        raise OSError(
-            error.errno, f"Landlock: {error.strerror}; a container may forbid it"
-        ) from None
+        raise OSError(error.errno, f"Landlock: {error.strerror}") from None
     return True
+
+
+_WITHOUT_LANDLOCK = frozenset({
+    errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.E2BIG, errno.EPERM, errno.EACCES
+})  # fmt: skip
 
 
 def _scope(scopes: int) -> None:

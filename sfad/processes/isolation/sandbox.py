@@ -20,6 +20,11 @@ _START = (
     "import sys; sys.path.append(sys.argv[1]); "
     "from sfad.processes.isolation.outside import main; main(sys.argv[2:])"
 )
+_LEAVE = (
+    "import sys; sys.path.append(sys.argv[1]); "
+    "from sfad.processes.isolation.kernel import leave_abstract_sockets; "
+    "sys.exit(not leave_abstract_sockets())"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +143,9 @@ def impossible(uid: int) -> str | None:
     return namespaces_forbidden(uid)
 
 
-def tried() -> str | None:
+def tried(*, network: bool) -> str | None:
     """Start a program of this user's in a whole sandbox, as that of a run. Return why that failed;
-    `None` if it did not."""
+    `None` if it did not. `network`: whether it keeps the machine's network."""
     from tempfile import TemporaryDirectory  # `doctor` needs it, and not the daemon
 
     home, path = (os.fsencode(os.environ.get(name, "")) for name in ("HOME", "PATH"))
@@ -148,7 +153,7 @@ def tried() -> str | None:
         with TemporaryDirectory() as directory:
             sandbox = Sandbox(
                 socket="", hidden=(), directory=os.fsencode(directory), writable=(), readable=(),
-                home=home, program=b"true", agent="", variables=[b"PATH=" + path], network=False,
+                home=home, program=b"true", agent="", variables=[b"PATH=" + path], network=network,
             )  # fmt: skip
             words = in_sandbox(sandbox.words(), [b"/bin/true", b"/usr/bin/true"], [b"true"])
             done = subprocess.run(
@@ -166,3 +171,16 @@ def tried() -> str | None:
         if done.returncode == 0
         else done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}"
     )
+
+
+def closes_abstract_sockets() -> bool:
+    """Return whether a sandbox that keeps the network is closed off from the abstract Unix sockets
+    of the machine."""
+    found = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", _LEAVE, _PACKAGES],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=_PATIENCE,
+        check=False,
+    )
+    return found.returncode == 0

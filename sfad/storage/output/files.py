@@ -18,7 +18,7 @@ from ...core.state.run import number_or_zero, run_number
 from ...host import displacement
 from ...host.files import identity, make_directory, set_aside
 from ...protocol.types import RunId
-from . import holes
+from . import holes, truncated
 
 Suffix = Literal[".out", ".err"]
 SUFFIXES: tuple[Suffix, Suffix] = (".out", ".err")
@@ -172,17 +172,17 @@ class OutputFiles:
         return _read_to(descriptor, max(0, size - max_bytes), size)
 
     def hold(self, run_id: RunId, suffix: Suffix) -> int:
-        """Return a descriptor for writing, the caller's to close. While it is open no process gets
-        a lease on the file, with which it could keep the daemon from opening it. Raises `OSError`;
-        `LeasedError` if a process has one already."""
-        return self._open(run_id, suffix, os.O_WRONLY)
+        """Return a descriptor for reading and writing, the caller's to close. While it is open no
+        process gets a lease on the file, with which it could keep the daemon from opening it.
+        Raises `OSError`; `LeasedError` if a process has one already."""
+        return self._open(run_id, suffix, os.O_RDWR)
 
     @staticmethod
     def hold_too(descriptor: int) -> int:
         """As `hold`, of a file that the caller has just opened for a run. A duplicate of the
         descriptor would not do: the kernel grants a lease to a process that uses the same open
         file."""
-        return os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        return os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
 
     def break_lease(self, run_id: RunId, suffix: Suffix) -> int:
         """As `hold`, but wait until the kernel has ended the lease: at most
@@ -192,9 +192,22 @@ class OutputFiles:
         try:
             if not stat.S_ISREG(os.fstat(found).st_mode):
                 raise OSError(errno.EINVAL, "not a regular file", self._path(run_id, suffix))
-            return os.open(f"/proc/self/fd/{found}", os.O_WRONLY | os.O_CLOEXEC)
+            return os.open(f"/proc/self/fd/{found}", os.O_RDWR | os.O_CLOEXEC)
         finally:
             os.close(found)
+
+    def save_truncated(self, run_id: RunId, suffix: Suffix, kept: bytes) -> int:
+        """Save what a run had written before it truncated its file; see `truncated.save`. Raises
+        `OSError`."""
+        return truncated.save(self._path(run_id, suffix), kept)
+
+    def restore_truncated(self, run_id: RunId, suffix: Suffix) -> bool:
+        """Put that before the rest, when no process of the run is alive; see `truncated.restore`.
+        Raises `OSError`."""
+        restored = truncated.restore(self._path(run_id, suffix))
+        if restored and run_id in self._made and (now := self.status(run_id, suffix)) is not None:
+            self._made[run_id][suffix] = Made(now.st_ino, 0)
+        return restored
 
     def forget(self, run_id: RunId) -> None:
         """Forget which files the run was given: from now on any regular file counts as its
@@ -202,7 +215,7 @@ class OutputFiles:
         self._made.pop(run_id, None)
 
     def remove(self, run_id: RunId) -> None:
-        for suffix in (*SUFFIXES, TIMES):
+        for suffix in _KEPT:
             with suppress(FileNotFoundError):
                 os.unlink(self._path(run_id, suffix))
 
@@ -371,7 +384,7 @@ def _split_character(data: bytes) -> int:
 
 
 BATCH = 256
-_KEPT = (*SUFFIXES, TIMES)
+_KEPT = (*SUFFIXES, TIMES, *(suffix + truncated.KEPT for suffix in SUFFIXES))
 
 Ends = Callable[[Sequence[RunId]], Mapping[RunId, float | None]]
 """Returns when runs ended, in seconds since the epoch; `None` for a live run. Unknown runs are

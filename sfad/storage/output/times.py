@@ -83,6 +83,11 @@ class WriteTimes:
                 group.begin = at
             group.end, group.size = at, size
 
+    def blur(self, suffix: Suffix, status: os.stat_result) -> None:
+        """Forget when the parts of a file were written: others have come before them."""
+        for size in (0, status.st_size):
+            self._append(suffix, Mark(size, status.st_mtime, exact=False))
+
     def _append(self, suffix: Suffix, mark: Mark) -> None:
         try:
             file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _OPEN, 0o600)

@@ -172,7 +172,7 @@ def _spawn_by(
         if request.placing is not None and not runtime.fleet.enabled:
             raise unavailable(
                 "this daemon is in no fleet: set fleet.address in its config (docs/fleet.md), "
-                "or leave out --fleet"
+                "or leave out --fleet and --on"
             )
         request = _with_awaited(asker, request)
         if request.placing is None:

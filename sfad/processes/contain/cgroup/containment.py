@@ -352,7 +352,7 @@ class CgroupStops(RunStops):
         signal."""
         group = self._cgroups.of(run)
         if group is None:
-            signal_mains(run, number)
+            signal_mains(run, number, SIGCONT)
             self._escapes.stop_soon(run)
             return
         self._events.watch(run, group)
@@ -380,7 +380,7 @@ class CgroupStops(RunStops):
                     continue
                 with suppress(ProcessLookupError, PermissionError):
                     self._signal(run, pid, number)
-            signal_mains(run, number, but=members)
+            signal_mains(run, number, SIGCONT, but=members)
 
     def _signal(self, run: LaunchedRun, pid: int, number: int) -> None:
         # SIGKILL ends a frozen process too, so the pid that was listed may be another process's by
@@ -389,6 +389,8 @@ class CgroupStops(RunStops):
         try:
             if self._cgroups.holds(run, pid):
                 pidfd_send_signal(held, number)
+                # a stopped process handles a signal only when it is continued
+                pidfd_send_signal(held, SIGCONT)
         finally:
             os.close(held)
 

@@ -1,0 +1,126 @@
+"""Looks at an output file before a process opens it again: fanotify(7), which takes CAP_SYS_ADMIN.
+
+The kernel asks a thread before it opens, and perhaps truncates, a file that is watched. The thread
+keeps the newest bytes and allows it, within some 20 us. So a root's daemon also knows what a run
+has written between two looks of the daemon. Writing needs no open(2), and asks nobody. While the
+daemon is stopped (SIGSTOP), such an open waits for it; if it dies, the kernel allows it.
+"""
+
+import ctypes
+import os
+import select
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import NamedTuple
+
+from . import holes
+from .truncated import MOST, NEWEST
+
+_CLASS_CONTENT, _CLOEXEC, _NONBLOCK = 4, 1, 2
+_MARK_ADD, _MARK_REMOVE = 1, 2
+_OPEN_PERM = 0x10000
+_AT_FDCWD = -100
+_EVENT = struct.Struct("=IBBHQii")
+_ANSWER = struct.Struct("=iI")
+_ALLOW = 1
+"""linux/fanotify.h."""
+_BATCH = 4096
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Earlier(NamedTuple):
+    """A file as it was before a process opened it."""
+
+    status: os.stat_result
+    newest: bytes
+
+
+class Reopenings:
+    """Watches output files while `served`. Nothing raises `OSError`: where the kernel or a missing
+    capability forbids it, no file is watched."""
+
+    def __init__(self) -> None:
+        self._queue = -1
+        self._seen: dict[int, list[Earlier]] = {}
+        """By inode; another thread adds to it, and list methods are atomic."""
+
+    @contextmanager
+    def served(self) -> Iterator[None]:
+        queue: int = _libc.fanotify_init(
+            _CLASS_CONTENT | _CLOEXEC | _NONBLOCK, os.O_RDONLY | os.O_CLOEXEC
+        )
+        if queue < 0:
+            yield
+            return
+        ends, end = os.pipe2(os.O_CLOEXEC)
+        thread = threading.Thread(target=self._serve, args=(queue, ends), name="reopenings")
+        thread.start()
+        self._queue = queue
+        try:
+            yield
+        finally:
+            self._queue = -1
+            os.close(end)
+            thread.join()
+            os.close(ends)
+            os.close(queue)
+
+    def watch(self, descriptor: int) -> None:
+        """Watch an open file."""
+        self._mark(_MARK_ADD, descriptor)
+
+    def unwatch(self, descriptor: int) -> None:
+        """Watch it no more: the kernel keeps the inode of each watched file in memory."""
+        self._mark(_MARK_REMOVE, descriptor)
+        with suppress(OSError):
+            self._seen.pop(os.fstat(descriptor).st_ino, None)
+
+    def take(self, inode: int) -> list[Earlier]:
+        """Return the file as it was before each process opened it since the last call."""
+        return self._seen.pop(inode, []) if self._seen else []
+
+    def _mark(self, how: int, descriptor: int) -> None:
+        if self._queue >= 0:
+            _libc.fanotify_mark(
+                self._queue,
+                how,
+                ctypes.c_uint64(_OPEN_PERM),
+                _AT_FDCWD,
+                f"/proc/self/fd/{descriptor}".encode(),
+            )
+
+    def _serve(self, queue: int, ends: int) -> None:
+        poll = select.poll()
+        poll.register(queue, select.POLLIN)
+        poll.register(ends, select.POLLIN)
+        while all(descriptor != ends for descriptor, _ in poll.poll()):
+            try:
+                events = os.read(queue, _BATCH)
+            except OSError:  # no descriptor is free for the event: the kernel refuses the open
+                continue
+            while events:
+                length, _, _, _, _, descriptor, pid = _EVENT.unpack_from(events)
+                events = events[length:]
+                try:
+                    if pid != os.getpid():
+                        self._keep(descriptor)
+                finally:
+                    os.write(queue, _ANSWER.pack(descriptor, _ALLOW))
+                    os.close(descriptor)
+
+    def _keep(self, descriptor: int) -> None:
+        with suppress(OSError):
+            status = os.fstat(descriptor)
+            seen = self._seen.setdefault(status.st_ino, [])
+            if seen and (seen[-1].status.st_mtime_ns, seen[-1].status.st_size) == (
+                status.st_mtime_ns,
+                status.st_size,
+            ):
+                return
+            if status.st_size and sum(len(each.newest) for each in seen) < MOST:
+                offset = max(0, status.st_size - NEWEST)
+                start, newest = holes.read(descriptor, offset, status.st_size - offset)
+                if start + len(newest) == status.st_size:
+                    seen.append(Earlier(status, newest))
