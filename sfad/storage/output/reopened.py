@@ -65,7 +65,6 @@ class Reopenings:
             os.close(end)
             thread.join()
             os.close(ends)
-            os.close(queue)
 
     def watch(self, descriptor: int) -> None:
         """Watch an open file."""
@@ -92,6 +91,13 @@ class Reopenings:
             )
 
     def _serve(self, queue: int, ends: int) -> None:
+        try:
+            self._answer(queue, ends)
+        finally:
+            # whatever happens: else every open of a watched file would wait for an answer
+            os.close(queue)
+
+    def _answer(self, queue: int, ends: int) -> None:
         poll = select.poll()
         poll.register(queue, select.POLLIN)
         poll.register(ends, select.POLLIN)
