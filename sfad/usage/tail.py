@@ -367,10 +367,7 @@ class Tail:
             self._budget,
             self._reopenings,
         )
-        readings = tailed.meter(meter, saved) if meter is not None else None
-        if self.files.inodes(run):  # it was adopted, and may truncate its output soon
-            self._bounds.check(tailed)
-        return readings
+        return tailed.meter(meter, saved) if meter is not None else None
 
     def tell_milestones(self, run: RunId, name: str, reached: Callable[[str], None]) -> None:
         """Tell `reached` of the milestones of a run that is followed. `name`: its name."""
@@ -422,6 +419,7 @@ class Tail:
     def look(self, run: RunId) -> None:
         tailed = self.runs.get(run)
         if tailed is not None:
+            self._bounds.check(tailed)  # it may truncate its output soon
             self.behind[run] = tailed
             self._waiting.cancel()
 
