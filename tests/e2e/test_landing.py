@@ -663,7 +663,7 @@ def test_the_end_of_a_run_says_what_is_there(daemon: Daemon, repository: Reposit
     run = json.loads(sfactl(repository, daemon, "info", "w", "--json").stdout)
     line = f"1 commit to land and 2 files changed, not committed: sfactl land {run['id']}"
     assert done.stderr.endswith(f"[agent:w] {line}\n")
-    assert f"\n{line}\n" in sfactl(repository, daemon, "why", "w").stdout
+    assert f"\n{run['id']}: {line}\n" in sfactl(repository, daemon, "why", "w").stdout
     assert f"work         {line}\n" in sfactl(repository, daemon, "info", "w").stdout
     assert line in sfactl(repository, daemon, "wait", "w").stderr
     for verb in ("why", "info"):
