@@ -175,25 +175,20 @@ def _told(fleet: Fleet, node: str, wanted: Summarise) -> tuple[Summary, list[Wai
             List(id=0, status=[each for each in Status if not each.terminal], rows=0), RunList
         ).runs
         own = {run.id for run in live if run.fleet is None or run.fleet.node is None}
-        waiting = [
-            one
-            for one in summary.waiting(client, wanted, found, here=node == fleet.own)
-            if not one.runs or one.what == "unlanded" or own.intersection(one.runs)
-        ]
         named = _namer(
-            node,
-            {run.id for run in live}
-            | {each.run for run in live for each in run.after}
-            | {run for one in waiting for run in one.runs},
+            node, {run.id for run in live} | {each.run for run in live for each in run.after}
         )
         waits = [
-            replace(
+            one  # its worktree is on this node, where `land` takes no other name
+            if one.what == "unlanded"
+            else replace(
                 one,
                 runs=[f"{node}/{run}" for run in one.runs],
                 message=named(one.message),
                 command=named(one.command),
             )
-            for one in waiting
+            for one in summary.waiting(client, wanted, found, here=node == fleet.own)
+            if not one.runs or one.what == "unlanded" or own.intersection(one.runs)
         ]
     return with_node(found, node), waits
 

@@ -449,7 +449,7 @@ def _is_there(target: _Target, new: str, files: Sequence[str]) -> bool:
     if any(os.path.lexists(f"{top}/{name}") for name in gone):
         return False
     with _shadow(target) as shadow:
-        if run(["read-tree", "-m", new], shadow, (0, 128))[0]:
+        if run(["read-tree", "-i", "-m", new], shadow, (0, 128))[0]:
             return False  # a merge is under way there
         words = [*SWITCHES, "diff", "--no-ext-diff", "--name-only", "--no-renames", "-z", new, "--"]
         code, other = run(words, shadow, (0, 128))
@@ -610,8 +610,7 @@ def _refused(work: Work, target: _Target, stderr: bytes) -> NotLanded:
     if not files:
         why = complaint(stderr).rstrip(".")
         return NotLanded(f"git merge fails in {target.top}: {why}. Nothing has changed there")
-    code, found = run(["check-ignore", "-z", "--", *files[:_ASKED]], target.at, (0, 1, 128))
-    ignored = [] if code else _names(found)
+    ignored = _ignored(target, files)
     edited = [name for name in files if name not in ignored]
     said_of, steps = [], []
     if edited:
@@ -637,8 +636,13 @@ def _refused(work: Work, target: _Target, stderr: bytes) -> NotLanded:
     )
 
 
-_ASKED = 1000
-"""Files of which git is asked whether it ignores them: a command line has an end."""
+def _ignored(target: _Target, files: Sequence[str]) -> list[str]:
+    """Return those of the files that git ignores."""
+    with tempfile.TemporaryFile() as names:
+        names.write(b"".join(os.fsencode(name) + b"\0" for name in files))
+        names.seek(0)
+        code, said = raw(["check-ignore", "-z", "--stdin"], target.at, (0, 1, 128), stdin=names)
+    return [] if code else _names(os.fsdecode(said))
 
 
 def _has_hooks_of_its_own(work: Work, target: _Target) -> bool:
