@@ -23,7 +23,6 @@ from sfad.protocol.units import counted
 from . import output
 from .connection import Client, DaemonError
 from .exits import ExitCode, Quit
-from .waiting import Waiting
 
 R = TypeVar("R", bound=Reply)
 
@@ -91,33 +90,24 @@ NAMED = 5
 _PAGES = 5
 
 
-def waiting(client: Client, wanted: List) -> Iterator[Waiting]:
-    """Yield what the newest ended runs that `wanted` matches have to land: a line for each of the
-    newest, and one for the others. Raise `DaemonError`."""
+def to_land(client: Client, wanted: List) -> Iterator[tuple[list[str], str, str]]:
+    """Yield what the newest ended runs that `wanted` matches have to land: for each of the newest,
+    and once for the others, the runs, a message and a command. Raise `DaemonError`."""
     kept = {record.path for record in worktrees.records(os.environ)}
     if not kept:
         return
     runs, older = _ended(client, wanted, kept)
     left = [(run, words) for run in runs if (words := work_left(run)) is not None]
     for run, words in left[:NAMED]:
-        yield Waiting(
-            what="unlanded",
-            runs=[run.id],
-            message=f"{run.id} ({output.plain(run.name)}) has ended: {words}",
-            command=f"sfactl land {run.id}",
-        )
+        message = f"{run.id} ({output.plain(run.name)}) has ended: {words}"
+        yield [run.id], message, f"sfactl land {run.id}"
     if rest := [run.id for run, _ in left[NAMED:]]:
         message = counted(len(rest), "more ended run has", "more ended runs have")
-        yield _of_several(rest, f"{message} work to land")
+        yield rest, f"{message} work to land", f"sfactl why {' '.join(rest)}"
     if older:
         message = counted(len(older), "older run has a worktree", "older runs have worktrees")
-        yield _of_several(older, f"{message} that sfactl has not looked at")
-
-
-def _of_several(runs: list[str], message: str) -> Waiting:
-    return Waiting(
-        what="unlanded", runs=runs, message=message, command=f"sfactl why {' '.join(runs)}"
-    )
+        message = f"{message} that sfactl has not looked at"
+        yield older, message, f"sfactl why {' '.join(older[:LOOKED_AT])}"
 
 
 def _ended(client: Client, wanted: List, kept: Container[str]) -> tuple[list[RunInfo], list[str]]:

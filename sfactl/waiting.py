@@ -225,7 +225,8 @@ def of_unlanded(client: Client, wanted: List) -> Iterator[Waiting]:
     here."""
     from . import landing
 
-    yield from landing.waiting(client, wanted)
+    for runs, message, command in landing.to_land(client, wanted):
+        yield Waiting(what="unlanded", runs=runs, message=message, command=command)
 
 
 def unlanded(run: RunInfo) -> str | None:
