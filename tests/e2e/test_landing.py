@@ -266,7 +266,7 @@ def test_a_conflict_changes_nothing_and_says_how_to_go_on(
     steps = said.partition("To go on: ")[2]
     assert f"git -C {worktree} merge main" in steps
     subprocess.run(["git", "merge", "main"], cwd=worktree, env=repository.env, check=False)
-    assert "in the middle of a merge" in refused(repository, daemon, run, how)
+    assert "its worktree is in the middle of a merge" in refused(repository, daemon, run, how)
     (worktree / "sub" / "file").write_text("both\n")
     (worktree / "sub" / "other one").write_text("both\n")
     repository.git("commit", "-qam", "resolved", cwd=worktree)
@@ -756,6 +756,24 @@ def test_what_was_squashed_has_landed(
     assert (repository.sub / "a").read_text() == "a\n"
 
 
+def test_what_was_squashed_into_one_branch_lands_on_another(
+    daemon: Daemon, repository: Repository
+) -> None:
+    repository.git("branch", "release")
+    run = repository.run(daemon, SCRIPT)
+    for branch in ("release", "main"):
+        assert land(repository, daemon, run, "--squash", "--onto", branch)["landed"] == "squash"
+        assert land(repository, daemon, run, "--onto", branch)["landed"] == "nothing"
+        assert told_of(repository, daemon, run) == ""
+    with daemon.client() as client:
+        words = ["sh", "-ec", "echo d > d; git add d; git commit -qm d"]
+        more = started(client, words, **repository.options(Worktree(of=run.id)))
+        more = ended(client, more.id)
+    assert told_of(repository, daemon, more) == f"1 commit to land: sfactl land {more.id}"
+    land(repository, daemon, more, "--squash")
+    assert (repository.sub / "d").read_text() == "d\n"
+
+
 @pytest.mark.parametrize(
     "isolation", [None, pytest.param(Isolation(), marks=pytest.mark.needs("bwrap"))]
 )
@@ -889,6 +907,7 @@ def test_nothing_is_kept_of_an_isolated_run_that_has_landed(
 ) -> None:
     run = repository.run(daemon, "echo two > file", isolation=Isolation())
     land(repository, daemon, run, how)
+    assert told_of(repository, daemon, run) == ""
     said = repository.sfactl(daemon, "prune", "--worktrees")
     assert ("removed 1 worktree" in said, "kept" in said) == (True, False), said
     assert repository.git("for-each-ref", "refs/sfad") == ""
