@@ -231,6 +231,7 @@ def make(wanted: Record, origin: str, env: Mapping[str, str], *, found: bool) ->
         record.save()
         _add(record, at)
         if wanted.isolated:
+            record.alternates, record.sandbox = wanted.alternates, wanted.sandbox
             _give_private(record, env, new=True)
             record.save()
         if again:

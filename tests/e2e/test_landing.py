@@ -886,6 +886,28 @@ def test_kept_work_is_told_until_it_lands(
     assert land(repository, daemon, run)["landed"] == "nothing"
 
 
+@pytest.mark.parametrize(
+    "isolation", [None, pytest.param(Isolation(), marks=pytest.mark.needs("bwrap"))]
+)
+def test_a_worktree_with_kept_work_is_made_again(
+    daemon: Daemon, repository: Repository, isolation: Isolation | None
+) -> None:
+    run = repository.run(
+        daemon, "test ! -e c || echo found; echo more >> c; cat c", isolation=isolation
+    )
+    repository.sfactl(daemon, "prune", "--worktrees")
+    with daemon.client() as client:
+        again = ended(client, repository.sfactl(daemon, "rerun", run.id).split()[0])
+    assert daemon.output(again.id) == "found\nmore\nmore\n"
+    assert told_of(repository, daemon, run) == "", "another run has worked there since"
+    line = f"1 commit to land and 1 file changed, not committed: sfactl land {again.id}"
+    assert told_of(repository, daemon, again) == line
+    land(repository, daemon, again)
+    assert (repository.sub / "c").read_text() == "more\nmore\n"
+    repository.sfactl(daemon, "prune", "--worktrees")
+    assert repository.git("for-each-ref", "refs/sfad") == ""
+
+
 def test_a_commit_that_is_left_on_the_branch_is_told_and_tidied_once_it_landed(
     daemon: Daemon, repository: Repository
 ) -> None:
