@@ -6,8 +6,10 @@ import codecs
 import importlib
 import os
 import pwd
-from collections.abc import Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Protocol, TypeVar
+
+from msgspec.structs import replace
 
 from sfad import landing, worktrees
 from sfad.git import GitError
@@ -19,7 +21,7 @@ from sfad.protocol.types import RunInfo
 from sfad.protocol.units import counted
 
 from . import output
-from .connection import DaemonError
+from .connection import Client, DaemonError
 from .exits import ExitCode, Quit
 
 R = TypeVar("R", bound=Reply)
@@ -50,15 +52,22 @@ def left(run: RunInfo) -> worktrees.Left | None:
 
 def unlanded(run: RunInfo) -> str | None:
     """Return what an ended run has left in its worktree, and how it lands, in a line."""
+    words = work_left(run)
+    return None if words is None else f"{words}: sfactl land {run.id}"
+
+
+def work_left(run: RunInfo) -> str | None:
+    """Return what an ended run has left in its worktree, in words."""
     try:
         found = left(run)
     except (GitError, OSError) as error:
-        return output.plain(f"what it has left in {run.worktree} is not known: {error}")
+        return output.plain(f"what it has left in {run.worktree} is not known ({error})")
     if found is None:
         return None
     files = f"{counted(found.files, 'file')} changed, not committed" if found.files else ""
     commits = f"{counted(found.commits, 'commit')} to land" if found.commits else ""
-    return f"{' and '.join(filter(None, (commits, files)))}: sfactl land {run.id}"
+    kept = f", kept as {found.kept}" if found.kept else ""
+    return output.plain(" and ".join(filter(None, (commits, files))) + kept)
 
 
 def unlanded_json(run: RunInfo) -> dict[str, object]:
@@ -68,7 +77,56 @@ def unlanded_json(run: RunInfo) -> dict[str, object]:
         found = left(run)
     except (GitError, OSError):
         return {}
-    return {"unlanded": {"files": found.files, "commits": found.commits}} if found else {}
+    if found is None:
+        return {}
+    kept = {"kept": output.utf8(found.kept)} if found.kept else {}
+    return {"unlanded": {"files": found.files, "commits": found.commits} | kept}
+
+
+LOOKED_AT = 20
+"""Ended runs whose worktrees `summary` looks at, which takes git."""
+NAMED = 5
+"""Of these, that have a line each."""
+_PAGES = 5
+
+
+def to_land(client: Client, wanted: List) -> Iterator[tuple[list[str], str, str]]:
+    """Yield what the newest ended runs that `wanted` matches have to land: for each of the newest,
+    and once for the others, the runs, a message and a command. Raise `DaemonError`."""
+    kept = {record.path for record in worktrees.records(os.environ)}
+    if not kept:
+        return
+    runs, older = _ended(client, wanted, kept)
+    left = [(run, words) for run in runs if (words := work_left(run)) is not None]
+    for run, words in left[:NAMED]:
+        message = f"{run.id} ({output.plain(run.name)}) has ended: {words}"
+        yield [run.id], message, f"sfactl land {run.id}"
+    if rest := [run.id for run, _ in left[NAMED:]]:
+        message = counted(len(rest), "more ended run has", "more ended runs have")
+        yield rest, f"{message} work to land", f"sfactl why {' '.join(rest)}"
+    if older:
+        message = counted(len(older), "older run has a worktree", "older runs have worktrees")
+        message = f"{message} that sfactl has not looked at"
+        yield older, message, f"sfactl why {' '.join(older[:LOOKED_AT])}"
+
+
+def _ended(client: Client, wanted: List, kept: Container[str]) -> tuple[list[RunInfo], list[str]]:
+    """Return the newest of the caller's ended runs with worktrees that are here, and the ids of
+    those before them."""
+    found: list[RunInfo] = []
+    user, before = output.own_user(), None
+    for _ in range(_PAGES):
+        page = client.call(replace(wanted, rows=1000, before=before), RunList)
+        found += [
+            run
+            for run in page.runs
+            if run.worktree in kept and run.status.terminal and run.user == user
+        ]
+        before = page.next
+        if before is None:
+            break
+    found.sort(key=lambda run: (len(run.id), run.id), reverse=True)
+    return found[:LOOKED_AT], [run.id for run in found[LOOKED_AT:]]
 
 
 # ---- How it lands
@@ -141,9 +199,10 @@ def land(
             ExitCode.REFUSED,
             f"the worktree of run {run.id} is gone: in your checkout, sfactl land {run.id}",
         )
-    work = Work(run.id, output.plain(run.name), run.branch or "", run.worktree, record)
     try:
         with landing.alone(os.path.dirname(run.worktree)):
+            record = worktrees.read_record(run.worktree)  # as the `land` before this has left it
+            work = Work(run.id, output.plain(run.name), run.branch or "", run.worktree, record)
             return landing.land(
                 work,
                 cwd if cwd is not None or record is None else record.origin,  # type: ignore[arg-type]
@@ -163,7 +222,7 @@ def said(run: RunInfo, landed: Landed, how: How | None) -> str:
     """Return what has come of it, in a line."""
     if not landed.worked:
         return f"nothing to land: '{landed.onto}' has everything of {run.id}"
-    files = counted(len(landed.files), "file")
+    files = counted(landed.changed, "file")
     if how == "patch":
         return f"{run.id} landed: {files} changed, not committed, on '{landed.onto}'"
     return f"{run.id} landed on '{landed.onto}', now at {landed.commit[:12]}: {files} changed"

@@ -179,14 +179,16 @@ def _told(fleet: Fleet, node: str, wanted: Summarise) -> tuple[Summary, list[Wai
             node, {run.id for run in live} | {each.run for run in live for each in run.after}
         )
         waits = [
-            replace(
+            one  # its worktree is on this node, where `land` takes no other name
+            if one.what == "unlanded"
+            else replace(
                 one,
                 runs=[f"{node}/{run}" for run in one.runs],
                 message=named(one.message),
                 command=named(one.command),
             )
-            for one in summary.waiting(client, wanted, found)
-            if not one.runs or own.intersection(one.runs)
+            for one in summary.waiting(client, wanted, found, here=node == fleet.own)
+            if not one.runs or one.what == "unlanded" or own.intersection(one.runs)
         ]
     return with_node(found, node), waits
 

@@ -42,6 +42,9 @@ HEADINGS = {
         "approve": "Approve the increase that a run waits for, and let the run continue",
         "deny": "Deny the increase that a run waits for, and stop the run",
         "send": "Write to the stdin of a run started with --stdin",
+    },
+    "Bring home": {
+        "diff": "Show what a run has changed in its git worktree since its start",
         "land": "Bring the work of an ended run to your branch",
         "fetch": "Bring back what a run has changed in the files that were sent with it",
     },
@@ -62,7 +65,6 @@ HEADINGS = {
         "demo": "Watch the daemon refuse, limit and stop runs (15 seconds, leaves nothing)",
         "completion": "Print the completion script of a shell",
         "config": "Show the daemon's settings and where each comes from, or the schema of --limits",
-        "diff": "Show what a run has changed in its git worktree since its start",
         "fleet": "Nodes of the fleet",
         "help": "Show the verbs, or explain one",
         "hooks": "Show the hooks of the config, and try one",

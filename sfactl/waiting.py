@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from sfad.protocol.kinds import KINDS
 from sfad.protocol.requests.base import RunReply
-from sfad.protocol.requests.listing import Info
+from sfad.protocol.requests.listing import Info, List
 from sfad.protocol.types import ErrorCode, LimitState, QueueState, RunId, RunInfo, Status
 from sfad.protocol.units import counted
 
@@ -72,7 +72,7 @@ def of(state: LimitState) -> str:
 
 class Waiting(Struct, frozen=True, kw_only=True):
     what: str
-    """`approval`, `paused`, `unreachable`, `queued`, `after` or `refused`."""
+    """`approval`, `paused`, `unreachable`, `queued`, `after`, `refused` or `unlanded`."""
     runs: Sequence[RunId]
     message: str
     command: str
@@ -218,6 +218,15 @@ def of_refused(by_status: dict[Status, int]) -> Iterator[Waiting]:
 
 
 # ---- What an ended run has left in its worktree
+
+
+def of_unlanded(client: Client, wanted: List) -> Iterator[Waiting]:
+    """Yield what the newest ended runs that `wanted` matches have to land, if their worktrees are
+    here."""
+    from . import landing
+
+    for runs, message, command in landing.to_land(client, wanted):
+        yield Waiting(what="unlanded", runs=runs, message=message, command=command)
 
 
 def unlanded(run: RunInfo) -> str | None:

@@ -31,6 +31,7 @@ from .worktrees import (
     git_files,
     kept,
     kept_ref,
+    landed_tips,
     read_record,
     snapshot,
 )  # fmt: skip
@@ -65,6 +66,12 @@ class Work:
     record: Record | None
 
     @property
+    def inside(self) -> bool:
+        """Whether a person can go on in the worktree."""
+        record = self.record
+        return record is not None and not record.isolated and os.path.isdir(record.path)
+
+    @property
     def again(self) -> str:
         return f"sfactl land {self.run}"
 
@@ -82,7 +89,10 @@ class Landed:
     committed: str | None = None
     """The commit of what was uncommitted in the worktree."""
     files: list[str] = field(default_factory=list)
-    """What has changed on the branch, or of a patch in the working tree."""
+    """What has changed on the branch, or of a patch in the working tree. A file that was renamed
+    is there with both names."""
+    changed: int = 0
+    """How many files these are, as `git diff --stat` counts them."""
     notes: list[str] = field(default_factory=list)
     """What has not landed, and why."""
 
@@ -126,7 +136,14 @@ def land(
         )
     landed = Landed(onto=target.branch, commit=target.commit)
     tip = _tip(work, target, env, landed, message, commit=how != "patch")
-    _bring(work, target, tip, landed, how, message)
+    became = _bring(work, target, tip, landed, how, message)
+    if work.record is not None and became is not None:
+        done = "patch" if how == "patch" and became != target.commit else "merge"
+        work.record.landed[target.branch] = {"tip": tip, "became": became, "how": done}
+        try:
+            work.record.save()
+        except OSError as error:
+            landed.notes.append(f"sfactl cannot save that it has landed: {error}")
     return landed
 
 
@@ -269,11 +286,15 @@ def _with_branch(work: Work, record: Record, head: str, branch: str | None, at: 
 
 def _tip_without_worktree(work: Work, target: _Target) -> str:
     kept = kept_ref(work.worktree)
+    found = []
     for ref in (kept, f"refs/heads/{work.branch}"):
         verify = ["rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}"]
-        code, found = run(verify, target.at, (0, 1, 128))
-        if not code:
-            return found
+        code, commit = run(verify, target.at, (0, 1, 128))
+        found += [] if code else [commit]
+    if found:
+        tips = [] if work.record is None else landed_tips(work.record, target.at)
+        old = found[0] in tips or _contains(found[-1], found[0], target.at)
+        return found[-1] if old else found[0]
     raise NotLanded(
         f"the worktree of run {work.run} is gone, and {target.repository} has neither its branch "
         f"'{work.branch}' nor {kept}"
@@ -297,7 +318,7 @@ def _check_finished(work: Work, record: Record, look: Look) -> None:
         else f"finish it (git -C {record.path} status says how)"
     )
     raise NotLanded(
-        f"run {work.run} ended in the middle of a {found or 'merge'}: {way}, then: {work.again}"
+        f"its worktree is in the middle of a {found or 'merge'}: {way}, then: {work.again}"
     )
 
 
@@ -349,11 +370,15 @@ def _bring(
     landed: Landed,
     how: How | None,
     message: str | None,
-) -> None:
+) -> str | None:
+    """Return the commit that has the work now; `None` if that is known."""
     at, ours = target.at, target.commit
     if _contains(ours, tip, at):
         landed.worked = False
-        return
+        return ours
+    if _has_landed(work, target, tip):
+        landed.worked = False
+        return None
     forward = _contains(tip, ours, at)
     tree = (
         git("rev-parse", f"{tip}^{{tree}}", at=at) if forward else _merged(work, target, tip, how)
@@ -361,7 +386,7 @@ def _bring(
     same = tree == git("rev-parse", f"{ours}^{{tree}}", at=at)
     if same and not (forward and how in (None, "merge")):
         landed.worked = False
-        return
+        return ours
     if how == "patch":
         new = _new_commit(target, tree, [ours], _message(work, message), sign=False)
     elif how == "squash":
@@ -369,6 +394,10 @@ def _bring(
     else:
         new = _merge(work, target, tip, tree, how, message, forward=forward)
     landed.files = _names(git("diff", "--name-only", "--no-renames", "-z", ours, new, at=at))
+    landed.changed = len(_names(git("diff", "--name-only", "-z", ours, new, at=at)))
+    if how == "patch" and _is_there(target, new, landed.files):
+        landed.worked, landed.files = False, []
+        return new
     landed.notes += _missing_modules(work, target, new)
     if target.top is None:
         reason = f"{work.again}: {landed.onto}"
@@ -376,11 +405,55 @@ def _bring(
     elif how == "patch":
         with _shadow(target) as shadow:
             _advance(work, target, shadow, new, landed.files)
-        return
+        return new
     else:
         named = At(at.cwd, {**at.env, "GIT_REFLOG_ACTION": work.again})
         _advance(work, target, named, new, landed.files)
     landed.commit = new
+    return new
+
+
+def _has_landed(work: Work, target: _Target, tip: str) -> bool:
+    """Return whether the branch was given all of this already, squashed or as a patch that was
+    committed since."""
+    at = target.at
+    known = None if work.record is None else work.record.landed.get(target.branch)
+    if known is None or work.record is None:
+        return False
+    if known["tip"] not in landed_tips(work.record, at):
+        return False
+    if git("diff-tree", "--name-only", known["tip"], tip, at=at):
+        return False
+    became = known["became"]
+    if run(["cat-file", "-e", f"{became}^{{commit}}"], at, (0, 1, 128))[0]:
+        return False
+    if known["how"] != "patch":
+        return _contains(target.commit, became, at)
+    files = {*_names(git("diff-tree", "-r", "--name-only", "-z", f"{became}^", became, at=at))}
+    since = [f"--max-count={_LOOKED_AT}", target.commit, "--not", f"{became}^"]
+    return any(
+        files.isdisjoint(_names(git("diff-tree", "-r", "--name-only", "-z", became, each, at=at)))
+        for each in git("rev-list", *since, at=at).split()
+    )
+
+
+_LOOKED_AT = 100
+"""Commits among which that of a patch is looked for."""
+
+
+def _is_there(target: _Target, new: str, files: Sequence[str]) -> bool:
+    """Return whether these files of the working tree are those of a commit already."""
+    at, top = target.at, target.top or ""
+    gone = _names(git("diff-tree", "-r", "--name-only", "--diff-filter=D", "-z", target.commit, new,
+                      at=at))  # fmt: skip
+    if any(os.path.lexists(f"{top}/{name}") for name in gone):
+        return False
+    with _shadow(target) as shadow:
+        if run(["read-tree", "-i", "-m", new], shadow, (0, 128))[0]:
+            return False  # a merge is under way there
+        words = [*SWITCHES, "diff", "--no-ext-diff", "--name-only", "--no-renames", "-z", new, "--"]
+        code, other = run(words, shadow, (0, 128))
+        return not code and {*files}.isdisjoint(_names(other))
 
 
 def _names(text: str) -> list[str]:
@@ -392,7 +465,7 @@ def _merged(work: Work, target: _Target, tip: str, how: How | None) -> str:
     words = ["merge-tree", "--write-tree", "--name-only", "--no-messages", "-z"]
     code, said = raw([*words, target.commit, tip], target.at, (0, 1, 129))
     tree, *files = os.fsdecode(said).split("\0")
-    inside = work.record is not None and not work.record.isolated and how != "patch"
+    inside = work.inside and how != "patch"
     where = work.worktree if inside else target.top or target.repository
     if code == 129:  # git's code for an option that it does not know
         raise NotLanded(
@@ -429,7 +502,7 @@ def _merge(
     if forward and wanted not in ("false", "no", "off", "0"):
         return tip
     if wanted == "only" and how is None:
-        where = work.worktree if work.record is not None else target.repository
+        where = work.worktree if work.inside else target.top or target.repository
         raise NotLanded(
             f"'{target.branch}' has moved on, and merge.ff = only in your config forbids a merge: "
             f"git -C {where} rebase {target.branch}, then: {work.again}; or with --merge or "
@@ -535,15 +608,41 @@ def _refused(work: Work, target: _Target, stderr: bytes) -> NotLanded:
     said = os.fsdecode(stderr)
     files = [line[1:] for line in said.splitlines() if line.startswith("\t")]
     if not files:
-        return NotLanded(
-            f"git merge fails in {target.top}: {complaint(stderr)}. Nothing has changed there"
+        why = complaint(stderr).rstrip(".")
+        return NotLanded(f"git merge fails in {target.top}: {why}. Nothing has changed there")
+    ignored = _ignored(target, files)
+    edited = [name for name in files if name not in ignored]
+    said_of, steps = [], []
+    if edited:
+        have = "has" if len(edited) == 1 else "have"
+        said_of.append(
+            f"{_listed(edited)} in {target.top} {have} changes that are not committed, and would "
+            "be overwritten"
         )
+        steps.append(
+            "commit or stash them (git stash --include-untracked; afterwards: git stash pop)"
+        )
+    if ignored:
+        are, them = ("is", "it") if len(ignored) == 1 else ("are", "them")
+        said_of.append(
+            f"{_listed(ignored)} in {target.top} {are} ignored by git, and would be overwritten"
+        )
+        steps.append(f"move or remove {them}")
+    way = " and ".join(steps)
     return NotLanded(
-        f"{_listed(files)} in {target.top} {'has' if len(files) == 1 else 'have'} changes that are "
-        f"not committed, and would be overwritten. Nothing has changed there. Commit or stash them "
-        f"(git stash --include-untracked), then: {work.again}",
+        f"{'; '.join(said_of)}. Nothing has changed there. {way[0].upper()}{way[1:]}, then: "
+        f"{work.again}; or name another branch with --onto",
         files,
     )
+
+
+def _ignored(target: _Target, files: Sequence[str]) -> list[str]:
+    """Return those of the files that git ignores."""
+    with tempfile.TemporaryFile() as names:
+        names.write(b"".join(os.fsencode(name) + b"\0" for name in files))
+        names.seek(0)
+        code, said = raw(["check-ignore", "-z", "--stdin"], target.at, (0, 1, 128), stdin=names)
+    return [] if code else _names(os.fsdecode(said))
 
 
 def _has_hooks_of_its_own(work: Work, target: _Target) -> bool:

@@ -20,7 +20,7 @@ class Record:
         self, *, path: str, repository: str, branch: str, start: str, run: str, socket: str,
         starts: dict[str, str] | None = None, isolated: bool = False,
         alternates: list[str] | None = None, sandbox: list[str] | None = None, brought: str = "",
-        origin: str = "",
+        origin: str = "", landed: dict[str, dict[str, str]] | None = None,
     ) -> None:  # fmt: skip
         self.path = path
         self.repository = repository
@@ -43,6 +43,9 @@ class Record:
         """Words of the sandbox in which sfad reads what such a run has left."""
         self.brought = brought
         """The commit of the branch when the repository and the run last had the same."""
+        self.landed = landed or {}
+        """For each branch on which the work has landed: `tip`, the commit that had all of it;
+        `became`, the commit that has it there; and `how`. That of a patch is in no branch."""
 
     @property
     def file(self) -> str:
@@ -80,6 +83,11 @@ class Record:
         )
 
     @property
+    def gone(self) -> bool:
+        """Whether the worktree was removed, and only its record is there."""
+        return self.admin is None and not os.path.lexists(self.path)
+
+    @property
     def holds_nothing(self) -> bool:
         """Whether nothing in it can be an agent's."""
         return (
@@ -106,7 +114,7 @@ def content(file: str) -> str | None:
 
 FIELDS = (
     "path", "repository", "branch", "start", "run", "socket", "starts", "isolated", "alternates",
-    "sandbox", "brought", "origin",
+    "sandbox", "brought", "origin", "landed",
 )  # fmt: skip
 
 

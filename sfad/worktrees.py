@@ -231,6 +231,7 @@ def make(wanted: Record, origin: str, env: Mapping[str, str], *, found: bool) ->
         record.save()
         _add(record, at)
         if wanted.isolated:
+            record.alternates, record.sandbox = wanted.alternates, wanted.sandbox
             _give_private(record, env, new=True)
             record.save()
         if again:
@@ -471,36 +472,80 @@ class Left:
     files: int
     """That are not committed."""
     commits: int
+    kept: str = ""
+    """The ref that has what was not committed, if the worktree is gone."""
 
 
 def left(record: Record, env: Mapping[str, str]) -> Left:
     """Return what is to be landed. Raise `GitError`."""
+    if not os.path.isdir(record.repository) and not record.whole:
+        return Left(0, 0)
+    at = At("/", own(env), record.repository)
+    landed = landed_tips(record, at)
     if not record.whole:
-        return Left(0, _count(record, env, []))
+        kept = kept_ref(record.path) if _kept_commit(record, at) else ""
+        return Left(0, _count(record, env, [kept] if kept else [], landed), kept)
     if record.isolated:
         found = snapshot(record, env)
-        at = At("/", own(env), record.repository)
-        names = git("diff-tree", "-r", "--name-only", "-z", found.head, found.tree, at=at)
-        count, commits = names.count("\0"), _count(record, env, [found.head])
-        return Left(0 if count and _is_landed(record, env) else count, commits)
-    with Look(record, env) as look:
-        words = ["--porcelain", "--untracked-files=all", "--no-renames", "-z", _SUBMODULES]
-        entries = look.git("status", *words).split("\0")
-        # a repository within it, which no commit can have, is told by `land` and `prune`
-        files = [entry for entry in entries if entry and not entry.endswith("/")]
-        commits = _count(record, env, [look.git("rev-parse", "HEAD")])
-    return Left(0 if files and _is_landed(record, env) else len(files), commits)
+        head = found.head
+        words = ["-r", "--find-renames", "--name-only", "-z", head, found.tree]
+        files = git("diff-tree", *words, at=at).count("\0")
+    else:
+        with Look(record, env) as look:
+            files, head = _changed(look), look.git("rev-parse", "HEAD")
+    commits = _count(record, env, [head], landed)
+    if landed and (files or commits) and snapshot(record, env).tree in _trees(landed, at):
+        return Left(0, _count(record, env, [], [*landed, head]))
+    return Left(0 if files and _is_landed(record, env) else files, commits)
+
+
+def _changed(look: Look) -> int:
+    """Return how many files are not committed, as `git diff --stat` counts them."""
+    words = ["--porcelain", "--untracked-files=all", "--no-renames", "-z", _SUBMODULES]
+    entries = look.git("status", *words).split("\0")
+    # a repository within it, which no commit can have, is told by `land` and `prune`
+    files = [entry for entry in entries if entry and not entry.endswith("/")]
+    kinds = "".join(entry[:2] for entry in files)
+    if "D" not in kinds or not {"A", "?"}.intersection(kinds):
+        return len(files)  # none was renamed
+    words, _ = everything(look)
+    look.git("add", "--intent-to-add", "--ignore-errors", *words[2:], codes=(0, 1, 128))
+    found = look.git("diff", "--name-only", "--find-renames", "-z", _SUBMODULES, "HEAD", "--")
+    return len({*found.split("\0")} - {""})
+
+
+def landed_tips(record: Record, at: At, *, patches: bool = True) -> list[str]:
+    """Return the commits that had all work when it landed, unless the branch has lost it since.
+    `patches`: also what was written as uncommitted changes, which no branch may have."""
+    found = []
+    for each in record.landed.values():
+        if run(["cat-file", "-e", f"{each['tip']}^{{commit}}"], at, (0, 1, 128))[0]:
+            continue
+        if each["how"] == "patch":
+            found += [each["tip"]] if patches else []
+            continue
+        others = [f"--exclude={record.branch}", "--branches", "--remotes", "--tags"]
+        words = ["rev-list", "--max-count=1", each["became"], "--not", *others]
+        if run(words, at, (0, 128)) == (0, ""):
+            found.append(each["tip"])
+    return found
+
+
+def _trees(commits: Sequence[str], at: At) -> list[str]:
+    return [git("rev-parse", f"{commit}^{{tree}}", at=at) for commit in commits]
 
 
 def _is_landed(record: Record, env: Mapping[str, str]) -> bool:
-    """Return whether a branch has what is not committed in the worktree, which has landed as
-    `kept` keeps it."""
+    """Return whether a branch has what is not committed in the worktree."""
     at, ref = At("/", own(env), record.repository), kept_ref(record.path)
+    trees = _trees(landed_tips(record, at, patches=False), at)
     tree = git("for-each-ref", "--format=%(tree)", ref, at=at)
-    if not tree or git("rev-list", "--max-count=1", ref, "--not", "--branches", at=at):
+    if tree and not git("rev-list", "--max-count=1", ref, "--not", "--branches", at=at):
+        trees.append(tree)
+    if not trees:
         return False
     found = snapshot(record, env)
-    return (found.tree, found.left_out) == (tree, [])
+    return found.tree in trees and not found.left_out
 
 
 def has_commits(record: Record, env: Mapping[str, str]) -> bool:
@@ -519,10 +564,13 @@ def has_commits(record: Record, env: Mapping[str, str]) -> bool:
     return _count(record, env, tips) > 0
 
 
-def _count(record: Record, env: Mapping[str, str], tips: list[str]) -> int:
+def _count(
+    record: Record, env: Mapping[str, str], tips: list[str], landed: Sequence[str] = ()
+) -> int:
     at = At("/", own(env), record.repository)
     tips += [f"refs/heads/{record.branch}"] if exists(record.branch, at) else []
-    others = [record.start, f"--exclude={record.branch}", "--branches", "--remotes", "--tags"]
+    others = [record.start, *landed]
+    others += [f"--exclude={record.branch}", "--branches", "--remotes", "--tags"]
     return int(git("rev-list", "--count", *tips, "--not", *others, at=at)) if tips else 0
 
 
@@ -617,16 +665,36 @@ def keep(record: Record, env: Mapping[str, str], *, dry_run: bool) -> str | None
     if found.left_out:
         raise NotKept(f"no commit can keep all of it: {found.left_out[0]}")
     at = At("/", own(env), record.repository)
-    if found.tree != git("rev-parse", f"{found.head}^{{tree}}", at=at):
-        if not dry_run and not _is_landed(record, env):
+    if found.tree != git("rev-parse", f"{found.head}^{{tree}}", at=at) and not _is_landed(
+        record, env
+    ):
+        if not dry_run:
             kept(record, found, env, f"{record.branch}: what run {record.run} left uncommitted")
         return kept_ref(record.path)
     tips = [f"refs/heads/{record.branch}"] if exists(record.branch, at) else [record.start]
+    tips += landed_tips(record, at, patches=False)
     if not git("rev-list", "--max-count=1", found.head, "--not", *tips, at=at):
+        if not dry_run:
+            forget(record, env)
         return None
     if not dry_run:
         git("update-ref", kept_ref(record.path), found.head, at=at)
     return kept_ref(record.path)
+
+
+def forget(record: Record, env: Mapping[str, str]) -> bool:
+    """Delete the ref of what was kept if a branch has that, and return whether there is none then.
+    Raise `GitError`."""
+    if not os.path.isdir(record.repository):
+        return True
+    at, ref = At("/", own(env), record.repository), kept_ref(record.path)
+    if not _kept_commit(record, at):
+        return True
+    tips = landed_tips(record, at, patches=False)
+    if git("rev-list", "--max-count=1", ref, "--not", "--branches", *tips, at=at):
+        return False
+    git("update-ref", "-d", ref, at=at)
+    return True
 
 
 def _with_name(record: Record, env: Mapping[str, str]) -> At:
@@ -639,14 +707,16 @@ def _with_name(record: Record, env: Mapping[str, str]) -> At:
     return At("/", {**own(env), **given}, record.repository)
 
 
-def remove(record: Record, env: Mapping[str, str], *, branch: bool) -> None:
-    """Remove a worktree and its record, and with `branch` its branch. Raise `GitError`,
-    `OSError`."""
+def remove(record: Record, env: Mapping[str, str], *, branch: bool, noted: bool = False) -> None:
+    """Remove a worktree and its record, and with `branch` its branch. `noted`: the record stays, so
+    that the work that is kept is found. Raise `GitError`, `OSError`."""
     at = At("/", own(env), record.repository) if os.path.isdir(record.repository) else None
     _clear(record)
     if os.path.lexists(record.path):
         raise GitError(f"{record.path} cannot be removed")
     if at is not None and branch and exists(record.branch, at):
         git("branch", "--quiet", "-D", record.branch, at=at)
+    if noted:
+        return
     with Ignoring():
         os.unlink(record.file)

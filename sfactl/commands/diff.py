@@ -10,7 +10,7 @@ from .. import output
 from ..app import app
 from ..exits import ExitCode, Quit
 from ..history import connect
-from ..landing import become_owner
+from ..landing import become_owner, unlanded
 from ..options import Json, Run, Socket, flag
 
 
@@ -38,13 +38,12 @@ def diff(
         )
     become_owner(found)
     record = worktrees.read_record(found.worktree)
-    if record is None:
+    if record is None or record.gone:
+        work = unlanded(found)
         raise Quit(
             ExitCode.REFUSED,
-            (
-                f"the worktree {found.worktree} of run {found.id} is gone; "
-                f"its branch was {found.branch}"
-            ),
+            f"the worktree {found.worktree} of run {found.id} is gone; its branch was "
+            f"{found.branch}{f'; {work}' if work else ''}",
         )
     try:
         text = worktrees.diff(record, found.id, os.environ, stat=stat, text=json)

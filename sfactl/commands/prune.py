@@ -182,6 +182,12 @@ def _remove(
     yes: bool,
 ) -> None:
     commits = worktrees.has_commits(record, os.environ)
+    if record.gone:  # it was removed before, and its record tells where its work is kept
+        if not wanted.dry_run and not (
+            known and (commits or not worktrees.forget(record, os.environ))
+        ):
+            worktrees.remove(record, os.environ, branch=not commits)
+        return
     why = worktrees.changes(record, os.environ) or (
         "it has commits that are in no other branch" if commits else None
     )
@@ -200,7 +206,8 @@ def _remove(
     if ref is not None:
         done.saved.append({**named, "ref": output.utf8(ref), "known": "1" if known else ""})
     if not wanted.dry_run:
-        worktrees.remove(record, os.environ, branch=not commits)
+        noted = known and (commits or ref is not None)
+        worktrees.remove(record, os.environ, branch=not commits, noted=noted)
     done.removed.append(named["path"])
 
 

@@ -30,7 +30,7 @@ from ..limits import share
 from ..options import MOMENT, Json, Labels, Names, Socket, User, Value, one_of
 from ..selection import labels
 from ..spreading import spread
-from ..waiting import Waiting, of_live, of_queue, of_refused
+from ..waiting import Waiting, of_live, of_queue, of_refused, of_unlanded
 
 SINCE = 12 * 3600.0
 """Seconds that are summarised without `--since`."""
@@ -75,8 +75,9 @@ def summary(options: SummaryOptions) -> None:
     """Summarise what waits for you, how runs ended, what they cost and why some failed.
 
     It begins with the live runs that do not go on by themselves, whenever they were created,
-    each with the command that helps. Live runs count with their current state, children count
-    as runs of their own, and each run's own use counts once.
+    and with your ended runs that have work to land, each with the command that helps. Live
+    runs count with their current state, children count as runs of their own, and each run's
+    own use counts once.
     """
     wanted = options.request()
     with connect(options.socket) as client:
@@ -101,8 +102,10 @@ def show(found: Summary, waits: Sequence[Waiting], by: str) -> None:
     )
 
 
-def waiting(client: Client, wanted: Summarise, found: Summary) -> Iterator[Waiting]:
-    """Yield what waits for a person."""
+def waiting(
+    client: Client, wanted: Summarise, found: Summary, *, here: bool = True
+) -> Iterator[Waiting]:
+    """Yield what waits for a person. `here`: the worktrees of the runs are on this machine."""
     live = List(
         id=0,
         status=[status for status in Status if not status.terminal and not status.rejected],
@@ -121,15 +124,23 @@ def waiting(client: Client, wanted: Summarise, found: Summary) -> Iterator[Waiti
         # a run may be allowed `summary` and not `list`
         if error.error is not ErrorCode.NOT_PERMITTED:
             raise
+        here = False
     yield from of_live(runs, now)
     yield from of_queue(client, runs, now)
     yield from of_refused(found.by_status)
+    if here:
+        ended = [status for status in Status if status.terminal and not status.rejected]
+        yield from of_unlanded(client, replace(live, status=ended, since=wanted.since))
 
 
 def waiting_lines(waits: Sequence[Waiting]) -> list[str]:
-    lines = [line for one in waits[:SHOWN] for line in (f"  {one.message}", f"    → {one.command}")]
-    more = [f"  and {len(waits) - SHOWN} more: see --json"] if len(waits) > SHOWN else []
-    return ["waiting for you", *lines, *more] if waits else []
+    work = [f"  {one.message}: {one.command}" for one in waits if one.what == "unlanded"]
+    others = [one for one in waits if one.what != "unlanded"]
+    lines = [
+        line for one in others[:SHOWN] for line in (f"  {one.message}", f"    → {one.command}")
+    ]
+    more = [f"  and {len(others) - SHOWN} more: see --json"] if len(others) > SHOWN else []
+    return ["waiting for you", *lines, *more, *work] if waits else []
 
 
 def parts(found: Summary, by: str) -> Iterator[list[str]]:

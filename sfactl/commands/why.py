@@ -50,7 +50,7 @@ def _show(client: Client, name: str, json: bool) -> None:
                         why,
                         f"line: {line.words}" if line is not None else None,
                         output.offer(run),
-                        unlanded(run),
+                        f"{run.id}: {work}" if (work := unlanded(run)) else None,
                     ),
                 )
             )

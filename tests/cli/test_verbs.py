@@ -325,7 +325,9 @@ def test_help_lists_verbs_and_exit_codes(world: World) -> None:
 
 def test_help_has_headings(world: World) -> None:
     verbs_by_heading = by_heading(world.sfactl("--help").stdout)
-    assert list(verbs_by_heading) == ["Options", "Start", "Look", "Steer", "Money", "Set up"]
+    headings = ["Options", "Start", "Look", "Steer", "Bring home", "Money", "Set up"]
+    assert list(verbs_by_heading) == headings
+    assert list(verbs_by_heading["Bring home"]) == ["diff", "land", "fetch"]
     assert (verbs_by_heading["Start"][0], verbs_by_heading["Steer"][0]) == ("run", "stop")
     assert {"completion", "help", "hooks"} <= {*verbs_by_heading["Set up"]}
     options = by_heading(world.sfactl("run", "--help").stdout)

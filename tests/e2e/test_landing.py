@@ -156,8 +156,7 @@ def test_a_patch_changes_files_only(daemon: Daemon, repository: Repository) -> N
     assert repository.state()[2] == "A  staged\n M sub/file\n?? sub/a\n?? sub/binary\n"
     assert (repository.sub / "binary").read_bytes() == b"x\0y"
     assert "two" in repository.git("diff")
-    assert f"1 commit: sfactl land {run.id}" not in sfactl(repository, daemon, "why", run.id).stdout
-    assert "would be overwritten" in refused(repository, daemon, run, "--patch")
+    assert land(repository, daemon, run, "--patch")["landed"] == "nothing"
 
 
 KINDS = r"""
@@ -267,7 +266,7 @@ def test_a_conflict_changes_nothing_and_says_how_to_go_on(
     steps = said.partition("To go on: ")[2]
     assert f"git -C {worktree} merge main" in steps
     subprocess.run(["git", "merge", "main"], cwd=worktree, env=repository.env, check=False)
-    assert "in the middle of a merge" in refused(repository, daemon, run, how)
+    assert "its worktree is in the middle of a merge" in refused(repository, daemon, run, how)
     (worktree / "sub" / "file").write_text("both\n")
     (worktree / "sub" / "other one").write_text("both\n")
     repository.git("commit", "-qam", "resolved", cwd=worktree)
@@ -663,7 +662,7 @@ def test_the_end_of_a_run_says_what_is_there(daemon: Daemon, repository: Reposit
     run = json.loads(sfactl(repository, daemon, "info", "w", "--json").stdout)
     line = f"1 commit to land and 2 files changed, not committed: sfactl land {run['id']}"
     assert done.stderr.endswith(f"[agent:w] {line}\n")
-    assert f"\n{line}\n" in sfactl(repository, daemon, "why", "w").stdout
+    assert f"\n{run['id']}: {line}\n" in sfactl(repository, daemon, "why", "w").stdout
     assert f"work         {line}\n" in sfactl(repository, daemon, "info", "w").stdout
     assert line in sfactl(repository, daemon, "wait", "w").stderr
     for verb in ("why", "info"):
@@ -674,6 +673,267 @@ def test_the_end_of_a_run_says_what_is_there(daemon: Daemon, repository: Reposit
         told_now = sfactl(repository, daemon, verb, "w")
         assert "sfactl land" not in told_now.stdout + told_now.stderr
     assert "sfactl land" not in sfactl(repository, daemon, "run", "--worktree", "true").stderr
+
+
+def test_the_summary_begins_with_work_to_land(start: Start, repository: Repository) -> None:
+    daemon = start(config="[quotas]\nspawns_per_hour = 1000\n")
+    runs = [repository.run(daemon, f"echo {n} > {n}; echo x > x", name="w") for n in range(7)]
+    repository.run(daemon, "true")
+    ids = [run.id for run in reversed(runs)]
+    waits = json.loads(sfactl(repository, daemon, "summary", "--json").stdout)["waiting"]
+    assert [(each["what"], each["runs"], each["command"]) for each in waits] == [
+        *(("unlanded", [run], f"sfactl land {run}") for run in ids[:5]),
+        ("unlanded", ids[5:], f"sfactl why {ids[5]} {ids[6]}"),
+    ]
+    lines = sfactl(repository, daemon, "summary").stdout.splitlines()
+    line = f"  {ids[0]} (w) has ended: 2 files changed, not committed: sfactl land {ids[0]}"
+    assert lines[:2] == ["waiting for you", line]
+    assert lines[6] == f"  2 more ended runs have work to land: sfactl why {ids[5]} {ids[6]}"
+    for run in runs:
+        land(repository, daemon, run, "--onto", "main") if run is runs[6] else None
+    waits = json.loads(sfactl(repository, daemon, "summary", "--json").stdout)["waiting"]
+    assert waits[0]["runs"] == [ids[1]], "the newest has landed"
+    assert "land" not in sfactl(repository, daemon, "summary", "--name", "other").stdout
+    daemon.stop()
+    env = {name: value for name, value in daemon.env.items() if name != "SFA_SOCKET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "sfactl", "summary"],
+        env=env | repository.env | {"SFAD_STATE_DIR": str(daemon.state_dir)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert f"sfactl land {ids[1]}" in done.stdout
+
+
+def test_the_summary_looks_at_a_bounded_number_of_worktrees(
+    start: Start, repository: Repository
+) -> None:
+    daemon = start(config="[quotas]\nspawns_per_hour = 1000\n")
+    runs = [repository.run(daemon, "true").id for _ in range(22)]
+    (wait,) = json.loads(sfactl(repository, daemon, "summary", "--json").stdout)["waiting"]
+    assert (wait["what"], wait["runs"]) == ("unlanded", [runs[1], runs[0]])
+    assert "not looked at" in wait["message"]
+
+
+# ---- What has landed is remembered
+
+
+def told_of(repository: Repository, daemon: Daemon, run: RunInfo) -> str:
+    """Return what the verbs say of work to land, which is the same everywhere."""
+    said = [sfactl(repository, daemon, verb, run.id) for verb in ("why", "info", "wait")]
+    found = {
+        line.removeprefix("work").strip().removeprefix(f"{run.id}: ")
+        for done in said
+        for line in (done.stdout + done.stderr).splitlines()
+        if "sfactl land" in line
+    }
+    assert len(found) <= 1, found
+    return next(iter(found), "")
+
+
+SCRIPT = "echo a > a; git add a; git commit -qm a; echo b > b; git add b; git commit -qm b; "
+
+
+@pytest.mark.parametrize("uncommitted", ["", "echo c > c; echo two > file"])
+def test_what_was_squashed_has_landed(
+    daemon: Daemon, repository: Repository, uncommitted: str
+) -> None:
+    run = repository.run(daemon, SCRIPT + uncommitted)
+    assert "2 commits" in told_of(repository, daemon, run)
+    land(repository, daemon, run, "--squash")
+    assert told_of(repository, daemon, run) == ""
+    for name in "ab":  # where the work conflicts with what came of it
+        (repository.sub / name).write_text("more\n")
+    repository.commit("more")
+    for how in ("--merge", "--squash", "--patch"):
+        assert land(repository, daemon, run, how)["landed"] == "nothing"
+    (Path(run.worktree or "") / "sub" / "new").write_text("new\n")
+    assert "1 file changed, not committed" in told_of(repository, daemon, run)
+    repository.git("reset", "-q", "--hard", f"{repository.git('rev-parse', 'HEAD~2').strip()}")
+    assert "2 commits" in told_of(repository, daemon, run) or uncommitted
+    assert land(repository, daemon, run)["landed"] == "merge", "the branch has lost it"
+    assert (repository.sub / "a").read_text() == "a\n"
+
+
+def test_what_was_squashed_into_one_branch_lands_on_another(
+    daemon: Daemon, repository: Repository
+) -> None:
+    repository.git("branch", "release")
+    run = repository.run(daemon, SCRIPT)
+    for branch in ("release", "main"):
+        assert land(repository, daemon, run, "--squash", "--onto", branch)["landed"] == "squash"
+        assert land(repository, daemon, run, "--onto", branch)["landed"] == "nothing"
+        assert told_of(repository, daemon, run) == ""
+    with daemon.client() as client:
+        words = ["sh", "-ec", "echo d > d; git add d; git commit -qm d"]
+        more = started(client, words, **repository.options(Worktree(of=run.id)))
+        more = ended(client, more.id)
+    assert told_of(repository, daemon, more) == f"1 commit to land: sfactl land {more.id}"
+    land(repository, daemon, more, "--squash")
+    assert (repository.sub / "d").read_text() == "d\n"
+
+
+@pytest.mark.parametrize(
+    "isolation", [None, pytest.param(Isolation(), marks=pytest.mark.needs("bwrap"))]
+)
+def test_a_patch_that_was_committed_has_landed(
+    daemon: Daemon, repository: Repository, isolation: Isolation | None
+) -> None:
+    script = SCRIPT + "echo two > file; rm ../gone"
+    (repository.path / "gone").write_text("gone\n")
+    repository.commit("more")
+    run = repository.run(daemon, script, isolation=isolation)
+    assert land(repository, daemon, run, "--patch")["landed"] == "patch"
+    assert told_of(repository, daemon, run) == ""
+    before = everything(repository.path)
+    assert land(repository, daemon, run, "--patch")["landed"] == "nothing", "it is there"
+    assert everything(repository.path) == before
+    repository.commit("taken")
+    assert told_of(repository, daemon, run) == ""
+    for name in ("a", "file"):
+        (repository.sub / name).write_text("more\n")
+    repository.commit("more")
+    for how in ("--patch", "--squash", "--merge"):
+        assert land(repository, daemon, run, how)["landed"] == "nothing"
+
+
+def test_a_patch_that_was_dropped_or_edited_is_not_there(
+    daemon: Daemon, repository: Repository
+) -> None:
+    (repository.path / "gone").write_text("gone\n")
+    repository.commit("more")
+    run = repository.run(daemon, "echo two > file; echo x > new; rm ../gone; chmod +x new")
+    land(repository, daemon, run, "--patch")
+    (repository.sub / "new").chmod(0o644)
+    assert "sub/new" in refused(repository, daemon, run, "--patch")
+    (repository.sub / "new").unlink()
+    repository.git("checkout", "-q", ".")
+    assert land(repository, daemon, run, "--patch")["landed"] == "patch"
+    assert not (repository.path / "gone").exists()
+    (repository.path / "gone").write_text("gone\n")
+    assert "would be overwritten" in refused(repository, daemon, run, "--patch")
+
+
+def test_a_renamed_file_counts_once(daemon: Daemon, repository: Repository) -> None:
+    (repository.sub / "old").write_text("line\n" * 50)
+    repository.commit("old")
+    run = repository.run(daemon, "mv old new; echo two > file")
+    assert "2 files changed, not" in told_of(repository, daemon, run)
+    done = sfactl(repository, daemon, "land", run.id)
+    assert done.stdout.endswith(": 2 files changed\n")
+    assert " 2 files changed" in repository.git("diff", "--stat", "HEAD~1")
+
+
+# ---- What is in the way
+
+
+def test_a_file_in_the_way_and_the_way_out(daemon: Daemon, repository: Repository) -> None:
+    (repository.path / ".gitignore").write_text("*.log\n")
+    repository.commit("ignore")
+    run = repository.run(daemon, "echo x > my.log; git add -f my.log; echo two > file")
+    (repository.sub / "my.log").write_text("mine\n")
+    said = refused(repository, daemon, run)
+    assert "sub/my.log in" in said
+    assert "is ignored by git" in said
+    assert "Move or remove it" in said
+    assert ("stash" in said, "changes" in said.replace("has changed", "")) == (False, False)
+    (repository.sub / "file").write_text("mine\n")
+    (repository.sub / "my.log").unlink()
+    said = refused(repository, daemon, run)
+    assert ("git stash pop" in said, "--onto" in said, "ignored" in said) == (True, True, False)
+    repository.git("stash", "--include-untracked")
+    land(repository, daemon, run)
+
+
+def test_words_of_a_merge_under_way(daemon: Daemon, repository: Repository) -> None:
+    run = repository.run(daemon, "echo two > file")
+    repository.git("checkout", "-qb", "other")
+    (repository.sub / "mine").write_text("other\n")
+    repository.commit("other")
+    repository.git("checkout", "-q", "main")
+    (repository.sub / "mine").write_text("main\n")
+    repository.commit("main")
+    subprocess.run(["git", "merge", "-q", "other"], cwd=repository.path, env=repository.env)
+    said = refused(repository, daemon, run)
+    assert ("git merge fails" in said, ".." in said.replace("/..", "")) == (True, False), said
+
+
+# ---- After its worktree is gone
+
+
+@pytest.mark.parametrize(
+    "isolation", [None, pytest.param(Isolation(), marks=pytest.mark.needs("bwrap"))]
+)
+def test_kept_work_is_told_until_it_lands(
+    daemon: Daemon, repository: Repository, isolation: Isolation | None
+) -> None:
+    run = repository.run(daemon, SCRIPT + "echo c > c", isolation=isolation)
+    ref = f"refs/sfad/{os.path.basename(run.worktree or '')}"
+    repository.sfactl(daemon, "prune", "--worktrees")
+    assert not os.path.exists(run.worktree or "")
+    line = f"3 commits to land, kept as {ref}: sfactl land {run.id}"
+    assert told_of(repository, daemon, run) == line
+    told = json.loads(sfactl(repository, daemon, "why", run.id, "--json").stdout)
+    assert told["unlanded"] == {"files": 0, "commits": 3, "kept": ref}
+    done = sfactl(repository, daemon, "diff", run.id)
+    assert (done.returncode, line in done.stderr) == (1, True), done.stderr
+    assert repository.sfactl(daemon, "prune", "--worktrees") == "", "it was told"
+    assert told_of(repository, daemon, run) == line
+    land(repository, daemon, run, "--squash")
+    assert (repository.sub / "c").read_text() == "c\n"
+    assert told_of(repository, daemon, run) == ""
+    assert land(repository, daemon, run)["landed"] == "nothing"
+
+
+@pytest.mark.parametrize(
+    "isolation", [None, pytest.param(Isolation(), marks=pytest.mark.needs("bwrap"))]
+)
+def test_a_worktree_with_kept_work_is_made_again(
+    daemon: Daemon, repository: Repository, isolation: Isolation | None
+) -> None:
+    run = repository.run(
+        daemon, "test ! -e c || echo found; echo more >> c; cat c", isolation=isolation
+    )
+    repository.sfactl(daemon, "prune", "--worktrees")
+    with daemon.client() as client:
+        again = ended(client, repository.sfactl(daemon, "rerun", run.id).split()[0])
+    assert daemon.output(again.id) == "found\nmore\nmore\n"
+    assert told_of(repository, daemon, run) == "", "another run has worked there since"
+    line = f"1 commit to land and 1 file changed, not committed: sfactl land {again.id}"
+    assert told_of(repository, daemon, again) == line
+    land(repository, daemon, again)
+    assert (repository.sub / "c").read_text() == "more\nmore\n"
+    repository.sfactl(daemon, "prune", "--worktrees")
+    assert repository.git("for-each-ref", "refs/sfad") == ""
+
+
+def test_a_commit_that_is_left_on_the_branch_is_told_and_tidied_once_it_landed(
+    daemon: Daemon, repository: Repository
+) -> None:
+    before = repository.state()
+    run = repository.run(daemon, SCRIPT + "echo c > c")
+    repository.sfactl(daemon, "prune", "--worktrees")
+    land(repository, daemon, run)
+    assert repository.git("for-each-ref", "refs/sfad") != ""
+    repository.sfactl(daemon, "prune", "--worktrees")
+    assert repository.git("for-each-ref", "refs/sfad") == ""
+    assert repository.state()[1] == before[1]
+    assert repository.state()[3:] == before[3:]
+
+
+@pytest.mark.needs("bwrap")
+@pytest.mark.parametrize("how", ["--merge", "--squash"])
+def test_nothing_is_kept_of_an_isolated_run_that_has_landed(
+    daemon: Daemon, repository: Repository, how: str
+) -> None:
+    run = repository.run(daemon, "echo two > file", isolation=Isolation())
+    land(repository, daemon, run, how)
+    assert told_of(repository, daemon, run) == ""
+    said = repository.sfactl(daemon, "prune", "--worktrees")
+    assert ("removed 1 worktree" in said, "kept" in said) == (True, False), said
+    assert repository.git("for-each-ref", "refs/sfad") == ""
+    assert (repository.sub / "file").read_text() == "two\n"
 
 
 # ---- What an isolated run has written is not obeyed
