@@ -68,6 +68,8 @@ RECONNECT = 10.0
 AGAIN = 0.1
 """Seconds between attempts to connect. The kernel does not tell when a process begins to listen at
 a socket."""
+HANG_UPS = 3
+"""A process that hangs up so many times in a row is no daemon that dies."""
 ABSENT = frozenset({"missing", "refused"})
 """Kinds of `Unreachable` that mean no daemon is running. With the others, this process may not or
 cannot speak to it."""
@@ -237,13 +239,26 @@ class Client:
         self._patience: float | None = None
         self._chunk = memoryview(bytearray(CHUNK))
         """What is read, each time: to allocate as much takes longer than to read a short reply."""
-        try:
-            self._open(HANDSHAKE_TIMEOUT)
-        except ConnectionLost:
-            if self._last_words is not None:
-                raise
-            # the daemon has died since it began to listen
-            self.reconnect("no request was sent")
+        self._first_open()
+
+    def _first_open(self) -> None:
+        """Open, also if the daemon has died since it began to listen, and is started again."""
+        give_up, hung_up = time.monotonic() + RECONNECT, 0
+        while True:
+            try:
+                return self._open(HANDSHAKE_TIMEOUT)
+            except ConnectionLost:
+                hung_up += 1
+                if self._last_words is not None or hung_up >= HANG_UPS:
+                    raise  # it lives, and does not want this client
+            except Unreachable as error:
+                if not hung_up or error.kind not in ABSENT:
+                    raise
+                if time.monotonic() >= give_up:
+                    detail = f"it did not come back within {RECONNECT:.3g} s; no request was sent"
+                    raise Unreachable(self.path, error.kind, detail) from error
+                hung_up = 1
+            time.sleep(AGAIN)
 
     def _open(self, handshake: float) -> None:
         self._decoder = FrameDecoder(MAX_REPLY)

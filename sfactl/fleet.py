@@ -20,7 +20,7 @@ from sfad.protocol.requests.listing import Info
 from sfad.protocol.types import FleetPlace, RunInfo
 
 from . import connection, output
-from .connection import Client, Unreachable
+from .connection import HANDSHAKE_TIMEOUT, Client, Unreachable
 from .exits import ExitCode, Quit
 
 T = TypeVar("T")
@@ -46,6 +46,9 @@ class FleetClient(Client):
         except Unreachable as error:
             raise self._unreachable(error) from None
         self.be_patient(None)
+
+    def _first_open(self) -> None:
+        self._open(HANDSHAKE_TIMEOUT)  # the actor of the node waits for its daemon
 
     def _unreachable(self, error: Unreachable) -> Unreachable:
         return Unreachable(
