@@ -202,7 +202,10 @@ def land(
     try:
         with landing.alone(os.path.dirname(run.worktree)):
             record = worktrees.read_record(run.worktree)  # as the `land` before this has left it
-            work = Work(run.id, output.plain(run.name), run.branch or "", run.worktree, record)
+            isolated = run.isolation is not None if record is None else record.isolated
+            work = Work(
+                run.id, output.plain(run.name), run.branch or "", run.worktree, record, isolated
+            )
             return landing.land(
                 work,
                 cwd if cwd is not None or record is None else record.origin,  # type: ignore[arg-type]

@@ -17,10 +17,11 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from shlex import quote
 from typing import Literal
 
-from . import private_git
+from . import obeyed, private_git
 from .git import SWITCHES, At, GitError, complaint, execute, git, own, raw, run
 from .worktree_record import Record
 from .worktrees import (
@@ -64,12 +65,14 @@ class Work:
     worktree: str
     """Where it was, if `record` is None."""
     record: Record | None
+    isolated: bool = False
+    """Whether nothing that it has written is obeyed."""
 
     @property
     def inside(self) -> bool:
         """Whether a person can go on in the worktree."""
         record = self.record
-        return record is not None and not record.isolated and os.path.isdir(record.path)
+        return record is not None and not self.isolated and os.path.isdir(record.path)
 
     @property
     def again(self) -> str:
@@ -135,8 +138,20 @@ def land(
             f"--patch needs a working tree, and '{target.branch}' is checked out nowhere"
         )
     landed = Landed(onto=target.branch, commit=target.commit)
+    not_executed: list[str] = []
+    if work.isolated:
+        not_executed = obeyed.hooks(target.at)
+        env = obeyed.without(obeyed.unhooked(env, target.top), not_executed)
+        if target.top is not None:
+            _check_obeyed(work, target, [])
+        target = replace(target, at=At(target.at.cwd, env, target.at.git_dir))
     tip = _tip(work, target, env, landed, message, commit=how != "patch")
     became = _bring(work, target, tip, landed, how, message)
+    if landed.worked and not_executed:
+        landed.notes.append(
+            f"hooks of this repository were not executed: the run was isolated; they are "
+            f"{', '.join(not_executed)}"
+        )
     if work.record is not None and became is not None:
         done = "patch" if how == "patch" and became != target.commit else "merge"
         work.record.landed[target.branch] = {"tip": tip, "became": became, "how": done}
@@ -187,7 +202,9 @@ def _target(work: Work, cwd: str, env: Mapping[str, str], onto: str | None) -> _
         branch = onto
         place = At(top, env) if top and around == repository else At("/", env, repository)
         if branch.startswith("-") or not exists(branch, place):
-            raise NotLanded(f"there is no branch '{branch}' in {repository}: git branch {branch}")
+            raise NotLanded(
+                f"there is no branch '{branch}' in {repository}: git branch {quote(branch)}"
+            )
         if run(["symbolic-ref", "--quiet", f"refs/heads/{branch}"], place, (0, 1))[0] == 0:
             raise NotLanded(f"'{branch}' is another name of a branch: name that with --onto")
         top = _checkout_of(branch, place)
@@ -201,6 +218,17 @@ def _target(work: Work, cwd: str, env: Mapping[str, str], onto: str | None) -> _
         raise NotLanded(f"{top} is the worktree of run {found.run}, which was isolated")
     commit = git("rev-parse", "--verify", f"refs/heads/{branch}^{{commit}}", at=place)
     return _Target(place, repository, branch, commit, top or None)
+
+
+def _check_obeyed(work: Work, target: _Target, files: Sequence[str]) -> None:
+    """Raise `NotLanded` if git would execute a program that may be the run's."""
+    found = obeyed.check(target.at, target.top or "", files)
+    if found is not None:
+        raise NotLanded(
+            f"{found}, which lies in {target.top}, and the run was isolated: git would obey what "
+            f"the run has written there. Move it out of the checkout, then: {work.again}; or name "
+            "a branch that is checked out nowhere with --onto"
+        )
 
 
 def _around(here: At) -> tuple[str, str]:
@@ -266,10 +294,6 @@ def _tip(
         head = kept(record, found, env, _message(work, message))
         if commit:
             landed.committed = head
-            hooks = git("rev-parse", "--git-path", "hooks", at=at)
-            if os.access(f"{os.path.join(record.repository, hooks)}/pre-commit", os.X_OK):
-                landed.notes.append("no pre-commit hook was executed, because run "
-                                    f"{work.run} was isolated")  # fmt: skip
     return _with_branch(work, record, head, branch, at)
 
 
@@ -278,9 +302,14 @@ def _with_branch(work: Work, record: Record, head: str, branch: str | None, at: 
         return head
     if _contains(branch, head, at):
         return branch
+    way = (
+        f'sfactl continue {work.run} "merge your branch {quote(record.branch)}"'
+        if work.isolated
+        else f"git -C {quote(record.path)} merge {quote(record.branch)}"
+    )
     raise NotLanded(
         f"{record.path} is at {head[:12]}, which lacks commits of its branch '{record.branch}': "
-        f"git -C {record.path} merge {record.branch}, then: {work.again}"
+        f"{way}, then: {work.again}"
     )
 
 
@@ -315,7 +344,7 @@ def _check_finished(work: Work, record: Record, look: Look) -> None:
     way = (
         f"have it finished (sfactl continue {work.run})"
         if record.isolated
-        else f"finish it (git -C {record.path} status says how)"
+        else f"finish it (git -C {quote(record.path)} status says how)"
     )
     raise NotLanded(
         f"its worktree is in the middle of a {found or 'merge'}: {way}, then: {work.again}"
@@ -398,6 +427,8 @@ def _bring(
     if how == "patch" and _is_there(target, new, landed.files):
         landed.worked, landed.files = False, []
         return new
+    if work.isolated and target.top is not None:
+        _check_obeyed(work, target, landed.files)
     landed.notes += _missing_modules(work, target, new)
     if target.top is None:
         reason = f"{work.again}: {landed.onto}"
@@ -466,11 +497,13 @@ def _merged(work: Work, target: _Target, tip: str, how: How | None) -> str:
     code, said = raw([*words, target.commit, tip], target.at, (0, 1, 129))
     tree, *files = os.fsdecode(said).split("\0")
     inside = work.inside and how != "patch"
-    where = work.worktree if inside else target.top or target.repository
+    where = quote(work.worktree if inside else target.top or target.repository)
+    branch = quote(target.branch)
     if code == 129:  # git's code for an option that it does not know
+        way = f"rebase {branch}, then: {work.again}" if inside else f"merge {tip[:12]}"
         raise NotLanded(
             f"'{target.branch}' has moved on, and only git 2.38 and later can merge without a "
-            f"working tree: git -C {where} rebase {target.branch}, then: {work.again}"
+            f"working tree: git -C {where} {way}"
         )
     if not code:
         return tree
@@ -478,7 +511,7 @@ def _merged(work: Work, target: _Target, tip: str, how: How | None) -> str:
     steps = f"git -C {where} merge {tip[:12]}, and resolve them there"
     if inside:
         steps = (
-            f"git -C {where} merge {target.branch}, resolve them there, git -C {where} commit, "
+            f"git -C {where} merge {branch}, resolve them there, git -C {where} commit, "
             f"then: {work.again}"
         )
     raise NotLanded(
@@ -502,12 +535,12 @@ def _merge(
     if forward and wanted not in ("false", "no", "off", "0"):
         return tip
     if wanted == "only" and how is None:
-        where = work.worktree if work.inside else target.top or target.repository
+        rebase = f"git -C {quote(work.worktree)} rebase {quote(target.branch)}, then: {work.again}"
         raise NotLanded(
             f"'{target.branch}' has moved on, and merge.ff = only in your config forbids a merge: "
-            f"git -C {where} rebase {target.branch}, then: {work.again}; or with --merge or "
-            "--squash"
-        )
+            + (f"{rebase}; or with --merge or --squash" if work.inside
+               else f"{work.again} --merge, or --squash")
+        )  # fmt: skip
     line = message or f"Merge branch '{work.branch}': {work.name}, run {work.run}"
     return _new_commit(target, tree, [target.commit, tip], line)
 
@@ -594,8 +627,7 @@ def _give_back(kept: str, path: str) -> None:
 def _advance(work: Work, target: _Target, at: At, new: str, files: Sequence[str]) -> None:
     """Bring the working tree to a commit that follows its own, or raise `NotLanded` with nothing
     changed."""
-    shadowed = "GIT_COMMON_DIR" in at.env
-    switches = list(SWITCHES) if shadowed or _has_hooks_of_its_own(work, target) else []
+    switches = list(SWITCHES) if "GIT_COMMON_DIR" in at.env else []
     merge = ["merge", "--ff-only", "--no-stat", "--quiet", "--no-autostash"]
     kept = ["--no-overwrite-ignore", "--no-verify-signatures"]
     with _restored(target, files):
@@ -645,16 +677,6 @@ def _ignored(target: _Target, files: Sequence[str]) -> list[str]:
     return [] if code else _names(os.fsdecode(said))
 
 
-def _has_hooks_of_its_own(work: Work, target: _Target) -> bool:
-    """Return whether hooks are files of the working tree, which an isolated run could write."""
-    if work.record is None or not work.record.isolated or target.top is None:
-        return False
-    hooks = git("rev-parse", "--git-path", "hooks", at=target.at)
-    top = os.path.realpath(target.top)
-    inside = os.path.realpath(os.path.join(top, hooks))
-    return inside.startswith(f"{top}/") and not inside.startswith(f"{target.repository}/")
-
-
 def _missing_modules(work: Work, target: _Target, new: str) -> list[str]:
     """Return what to do about sub-modules at commits that only the worktree may have."""
     raw_diff = git("diff", "--raw", "--no-abbrev", "--no-renames", "-z", target.commit, new,
@@ -670,10 +692,11 @@ def _missing_modules(work: Work, target: _Target, new: str) -> list[str]:
             there = At(module, target.at.env)
             if run(["cat-file", "-e", f"{commit}^{{commit}}"], there, (0, 1, 128))[0] == 0:
                 continue
-        found.append(
-            f"the sub-module {path} is now at {commit[:12]}: git submodule update; if no remote "
-            f"has that commit: git -C {path} fetch {work.worktree}/{path} {commit}"
-        )
+        said = f"the sub-module {path} is now at {commit[:12]}: git submodule update"
+        if not work.isolated:
+            fetch = f"git -C {quote(path)} fetch {quote(f'{work.worktree}/{path}')} {commit}"
+            said += f"; if no remote has that commit: {fetch}"
+        found.append(said)
     return found
 
 

@@ -26,6 +26,9 @@ def land(
     merges its branch into the one that is checked out here. A branch that --onto names may be
     checked out elsewhere or nowhere. The worktree stays until `sfactl prune`.
 
+    Of an isolated run no hook is executed, and it is refused if your git config names a program in
+    the checkout, because that may be the run's.
+
     It lands as a whole or not at all: where it conflicts, or a file that you have not committed
     is in the way, nothing changes, and the files are named. Landing twice is harmless.
 

@@ -3,6 +3,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from datetime import datetime
+from shlex import quote
 from typing import Annotated
 
 from sfad import worktrees
@@ -89,7 +90,7 @@ def prune(
                 output.plain(
                     f"  {verb} its changes as {each['ref']}: sfactl land {each['run']}"
                     if each["known"]
-                    else f"  {verb} its changes as {each['ref']}: git merge {each['ref']}"
+                    else f"  {verb} its changes as {each['ref']}: git merge {quote(each['ref'])}"
                 )
             )
         for each in done.lost:

@@ -967,6 +967,172 @@ echo two > sub/file
     assert land(repository, daemon, run)["landed"] == "nothing"
 
 
+@pytest.fixture
+def scripts(repository: Repository) -> Path:
+    """A tracked program of the checkout, as hooks and filters name it."""
+    place = repository.path / "scripts"
+    place.mkdir()
+    (place / "tool").write_text('#!/bin/sh\ncase "$0" in *hooks*) ;; *) cat ;; esac\n')
+    (place / "tool").chmod(0o755)
+    repository.commit("scripts")
+    return place
+
+
+HOOKS = ("post-merge", "post-checkout", "post-index-change", "reference-transaction", "post-commit")
+
+
+@pytest.mark.needs("bwrap")
+@pytest.mark.parametrize("how", ["here", "--merge", "--squash", "--patch", "called"])
+@pytest.mark.usefixtures("scripts")
+def test_a_hook_that_is_a_file_of_the_checkout_is_not_executed_by_its_landing(
+    daemon: Daemon, repository: Repository, tmp_path: Path, how: str
+) -> None:
+    mark = tmp_path / "executed"
+    for name in HOOKS:
+        hook = repository.path / ".git" / "hooks" / name
+        if how == "called":
+            hook.write_text("#!/bin/sh\nexec scripts/tool < /dev/null\n")
+            hook.chmod(0o755)
+        else:
+            hook.symlink_to("../../scripts/tool")
+    script = f"echo 'touch {mark}' >> ../scripts/tool; echo two > file"
+    run = repository.run(daemon, script, isolation=Isolation())
+    if how == "--merge":
+        (repository.path / "mine").write_text("mine\n")
+        repository.commit("mine")
+    told = land(repository, daemon, run, *([how] if how.startswith("--") else []))
+    assert (repository.sub / "file").read_text() == "two\n"
+    assert not mark.exists()
+    (said,) = (note for note in told["notes"] if "hooks of this repository" in note)
+    assert "were not executed: the run was isolated" in said
+    assert all(name in said for name in HOOKS)
+    if how == "here":
+        trusted = repository.run(daemon, "echo three > file")
+        assert land(repository, daemon, trusted)["notes"] == []
+        assert mark.exists(), "of a run without isolation, hooks are executed"
+
+
+COMMANDS = (
+    "scripts/tool", "./scripts/tool %f", "sh scripts/tool", "sh -c 'exec scripts/tool %f'",
+    "TOP/scripts/tool", "TOP/sub/../scripts/tool", "$(git rev-parse --show-toplevel)/scripts/tool",
+    "~/../repository/scripts/tool", "HOME/link", "scripts/new || cat", "env A=scripts/tool cat",
+)  # fmt: skip
+
+
+@pytest.mark.needs("bwrap")
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_program_of_the_config_in_the_checkout_is_not_executed_by_its_landing(
+    daemon: Daemon, repository: Repository, scripts: Path, tmp_path: Path, command: str
+) -> None:
+    (repository.home / "link").symlink_to(scripts / "tool")
+    places = {"TOP": str(repository.path), "HOME": str(repository.home)}
+    for name, path in places.items():
+        command = command.replace(name, path)
+    repository.git("config", "--global", "filter.f.smudge", command)
+    mark = tmp_path / "executed"
+    script = f"""
+cd ..; echo '*.txt filter=f' > .gitattributes; echo x > x.txt
+echo 'touch {mark}' >> scripts/tool; cp scripts/tool scripts/new
+"""
+    run = repository.run(daemon, script, isolation=Isolation())
+    said = refused(repository, daemon, run)
+    assert not mark.exists()
+    assert "filter.f.smudge" in said
+    assert "Move it out of the checkout" in said
+    repository.git("branch", "other")
+    assert land(repository, daemon, run, "--onto", "other")["landed"] == "merge"
+    repository.git("config", "--global", "filter.f.smudge", f"cat; : {repository.home}")
+    land(repository, daemon, run)
+    assert not mark.exists()
+
+
+@pytest.mark.needs("bwrap")
+@pytest.mark.parametrize(
+    "key",
+    ["merge.m.driver", "diff.d.textconv", "core.fsmonitor", "gpg.program", "gpg.ssh.program",
+     "core.editor", "filter.f.process"],
+)  # fmt: skip
+@pytest.mark.usefixtures("scripts")
+def test_each_key_of_a_program_counts(daemon: Daemon, repository: Repository, key: str) -> None:
+    run = repository.run(daemon, "echo two > file", isolation=Isolation())
+    repository.git("config", key, "scripts/tool")
+    done = sfactl(repository, daemon, "land", run.id)
+    assert done.returncode == 1
+    assert f"{key} = scripts/tool" in done.stderr
+
+
+@pytest.mark.needs("bwrap")
+def test_a_file_of_the_config_that_would_land_is_not_obeyed(
+    daemon: Daemon, repository: Repository
+) -> None:
+    repository.git("config", "include.path", "../.gitconfig")
+    run = repository.run(daemon, "echo two > file", isolation=Isolation())
+    land(repository, daemon, run)
+    script = "printf '[core]\\n\\tpager = x\\n' > ../.gitconfig"
+    run = repository.run(daemon, script, isolation=Isolation())
+    assert "your git config includes" in refused(repository, daemon, run)
+
+
+@pytest.mark.needs("bwrap")
+def test_a_new_program_in_a_directory_of_the_path_is_not_executed(
+    daemon: Daemon, repository: Repository, scripts: Path, tmp_path: Path
+) -> None:
+    """As `.venv/bin` or `node_modules/.bin` are while a person works in the checkout."""
+    repository.git("config", "filter.f.smudge", "tr a b")
+    mark = tmp_path / "executed"
+    script = f"""
+cd ..; echo '*.txt filter=f' > .gitattributes; echo a > x.txt
+printf '#!/bin/sh\\ntouch {mark}\\n' > scripts/tr; chmod +x scripts/tr
+"""
+    run = repository.run(daemon, script, isolation=Isolation())
+    repository.env["PATH"] = f"{scripts}:{repository.env['PATH']}"
+    land(repository, daemon, run)
+    assert (repository.path / "x.txt").read_text() == "b\n"
+    assert not mark.exists()
+
+
+ODD = "x;id>INJECTED;#"
+
+
+def test_commands_that_are_printed_can_be_typed(daemon: Daemon, repository: Repository) -> None:
+    repository.git("switch", "-qc", ODD)
+    run = repository.run(daemon, "echo two > file")
+    (repository.sub / "file").write_text("three\n")
+    repository.commit("three")
+    assert f"merge '{ODD}', resolve" in refused(repository, daemon, run)
+    repository.git("config", "merge.ff", "only")
+    script = f"git init -q '{ODD}'; cd '{ODD}'; git commit -q --allow-empty -m n; cd ..; git add ."
+    moved = repository.run(daemon, f"{script}; git commit -qm nested")
+    (repository.path / "mine").write_text("mine\n")
+    repository.commit("mine")
+    assert f"rebase '{ODD}', then" in refused(repository, daemon, moved)
+    notes = land(repository, daemon, moved, "--merge")["notes"]
+    assert [note for note in notes if f"git -C 'sub/{ODD}' fetch '{moved.worktree}" in note]
+
+
+@pytest.mark.needs("bwrap")
+def test_of_an_isolated_run_no_command_is_to_be_typed_in_its_worktree(
+    daemon: Daemon, repository: Repository
+) -> None:
+    script = """
+git commit -q --allow-empty -m a; git checkout -q --detach HEAD~1; echo two > file
+git commit -qam b
+"""
+    run = repository.run(daemon, script, isolation=Isolation())
+    said = refused(repository, daemon, run)
+    assert f"sfactl continue {run.id}" in said
+    assert "git -C" not in said
+    run = repository.run(daemon, "echo two > file", isolation=Isolation())
+    (repository.sub / "file").write_text("three\n")
+    repository.commit("three")
+    said = refused(repository, daemon, run)
+    assert f"git -C {repository.path} merge " in said
+    assert f"git -C {run.worktree}" not in said
+    repository.git("merge", "--no-edit", "-Xtheirs", said.partition(" merge ")[2].split(",")[0])
+    assert (repository.sub / "file").read_text() == "two\n"
+    assert land(repository, daemon, run)["landed"] == "nothing"
+
+
 @pytest.mark.needs("bwrap")
 def test_of_an_isolated_run_no_other_branch_moves(daemon: Daemon, repository: Repository) -> None:
     head = repository.git("rev-parse", "main")
