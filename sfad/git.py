@@ -31,6 +31,14 @@ class GitError(Exception):
     """Git refuses, or is missing. The message says why."""
 
 
+class TooLong(GitError):
+    """Git was ended because it took too long."""
+
+
+PATIENCE = 120.0
+"""Seconds for git, and for each step, that reads what a run has left."""
+
+
 class At:
     """Where git is executed."""
 
@@ -50,9 +58,10 @@ def own(env: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if name not in LOCAL}
 
 
-def git(*words: str, at: At, codes: Sequence[int] = (0,)) -> str:
-    """Return what git prints. Raise `GitError` for an exit code that is not among `codes`."""
-    return run(words, at, codes)[1]
+def git(*words: str, at: At, codes: Sequence[int] = (0,), patience: float | None = None) -> str:
+    """Return what git prints. Raise `GitError` for an exit code that is not among `codes`, and
+    after `patience` seconds."""
+    return os.fsdecode(raw(words, at, codes, patience=patience)[1]).removesuffix("\n")
 
 
 def run(words: Sequence[str], at: At, codes: Sequence[int] = (0,)) -> tuple[int, str]:
@@ -62,19 +71,26 @@ def run(words: Sequence[str], at: At, codes: Sequence[int] = (0,)) -> tuple[int,
 
 
 def raw(
-    words: Sequence[str], at: At, codes: Sequence[int] = (0,), *, stdin: IO[bytes] | None = None
+    words: Sequence[str],
+    at: At,
+    codes: Sequence[int] = (0,),
+    *,
+    stdin: IO[bytes] | None = None,
+    patience: float | None = None,
 ) -> tuple[int, bytes]:
-    """Return git's exit code and the bytes that it prints. Raise `GitError`."""
-    done = execute(words, at, stdin=stdin)
+    """Return git's exit code and the bytes that it prints. Raise `GitError`, also after `patience`
+    seconds."""
+    done = execute(words, at, stdin=stdin, patience=patience)
     if done.returncode not in codes:
         raise GitError(complaint(done.stderr) or f"git {words[0]} ended with {done.returncode}")
     return done.returncode, done.stdout
 
 
 def execute(
-    words: Sequence[str], at: At, *, stdin: IO[bytes] | None = None
+    words: Sequence[str], at: At, *, stdin: IO[bytes] | None = None, patience: float | None = None
 ) -> subprocess.CompletedProcess[bytes]:
-    """Return how git has ended, whatever its exit code. Raise `GitError` if it was not executed."""
+    """Return how git has ended, whatever its exit code. Raise `GitError` if it was not executed, or
+    took longer than `patience` seconds."""
     if not os.path.isdir(at.cwd):
         raise GitError(f"{at.cwd} is not a directory")
     try:
@@ -87,7 +103,10 @@ def execute(
             stderr=subprocess.PIPE,
         ) as running:
             try:
-                out, err = running.communicate()
+                out, err = running.communicate(timeout=patience)
+            except subprocess.TimeoutExpired:
+                running.kill()
+                raise TooLong(f"git {words[0]} took longer than {patience:.0f} s") from None
             except BaseException:
                 running.terminate()  # git removes its locks then
                 raise

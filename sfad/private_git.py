@@ -17,17 +17,21 @@ none is missing, before the repository gets them and the run's branch moves (`br
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import shlex
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from .git import At, GitError, complaint, git, own, raw, run
+from .git import PATIENCE, At, GitError, TooLong, complaint, git, own, raw, run
 from .host.probe import bubblewrap
 from .worktree_record import Record, content
 
@@ -38,8 +42,13 @@ _START = (
 )
 _SEAL = "."
 """`processes.credentials.SEAL`, which a module that `sfactl` imports cannot."""
-_PATIENCE = 600.0
-"""Seconds for reading what a run has left."""
+_LARGE = 1 << 30
+"""Bytes of a file that is not committed, of which git would take minutes to make an object."""
+_MOST_LARGE = 100
+"""Of these that are looked at."""
+_hopeless: dict[str, str] = {}
+"""The worktrees that this process was not able to read within its patience, and what it has said:
+it waits once for each."""
 _ID = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 
 
@@ -144,7 +153,15 @@ left() {
   git write-tree
 }
 made=
+shift 8
 if [ "$uncommitted" ]; then
+  for each; do
+    if [ "$(git ls-files --others --modified --exclude-standard -- ":(top,literal)$each")" ]; then
+      echo "fatal: $each has more than 1 GiB, and git does not ignore it: remove it, or commit it \
+yourself" >&2
+      exit 1
+    fi
+  done
   made=$(left) || { rm -f "$GIT_DIR/index"; git read-tree "$head"; made=$(left); }
 fi
 printf '%s\n' "$tip" "$head" $made "^$start" "^$known" |
@@ -215,11 +232,11 @@ class Left:
             count = int.from_bytes(os.pread(file.fileno(), 4, 8), "big")
             if count:
                 strict = ["--strict"] if _is_set("transfer.fsckObjects", at) else []
-                raw(["index-pack", "--stdin", *strict], at, stdin=file)
+                raw(["index-pack", "--stdin", *strict], at, stdin=file, patience=PATIENCE)
         found = [each for each in (self.tip, self.head, self.tree) if each]
         git(
             "rev-list", "--objects", "--quiet", *_of_partial_clone(at), *found,
-            "--not", record.start, at=at,
+            "--not", record.start, at=at, patience=PATIENCE,
         )  # fmt: skip
 
 
@@ -241,8 +258,11 @@ def left(
     Raise `GitError`, `OSError`."""
     if not os.path.isdir(record.path) or not os.path.isdir(directory(record.path)):
         raise GitError(f"the worktree {record.path} is gone")
+    if (why := _hopeless.get(record.path)) is not None:
+        raise GitError(why)
     place = tempfile.mkdtemp(prefix="sfad-worktree-")
     try:
+        large = _check_kinds(record)
         for name in ("read/git", "read/objects/info", "git", "objects/info", "empty"):
             os.makedirs(f"{place}/{name}")
         for name in ("read/objects", "objects"):
@@ -251,16 +271,87 @@ def left(
         for name in ("read/git", "git"):
             with open(f"{place}/{name}/commondir", "wb") as file:
                 file.write(os.fsencode(f"{record.repository}\n"))
-        found = Left(record, env, place, _read(record, env, f"{place}/read", uncommitted))
+        found = Left(
+            record, env, place, _read(record, env, f"{place}/read", large, uncommitted=uncommitted)
+        )
         with open(f"{place}/git/HEAD", "w") as file:
             file.write(f"{record.start}\n")
         found.receive(found.at if into is None else into)
+    except TooLong as error:
+        delete(place)
+        why = f"what run {record.run} has left in {record.path} takes too long to read: {error}"
+        _hopeless[record.path] = why
+        raise GitError(why) from None
+    except BaseException:
+        delete(place)
+        raise
+    try:
         yield found
     finally:
         delete(place)
 
 
-def _read(record: Record, env: Mapping[str, str], place: str, uncommitted: bool) -> str:
+def _check_kinds(record: Record) -> list[str]:
+    """Raise `GitError` if something is there for which git would wait, such as a pipe in place of a
+    ref, or that leads elsewhere. Return the large files of the worktree."""
+    private = directory(record.path)
+    for name in ("refs", "logs", "admin", "objects"):
+        for path, mode, _ in _walk(f"{private}/{name}"):
+            if not stat.S_ISREG(mode) and not (stat.S_ISLNK(mode) and _is_name_of_ref(path)):
+                raise GitError(_unread(record, path, mode))
+    large = []
+    for path, mode, size in _walk(record.path):
+        if stat.S_ISFIFO(mode) and "/.git" in path.removeprefix(record.path):
+            raise GitError(_unread(record, path, mode))
+        if stat.S_ISREG(mode) and size > _LARGE:
+            large.append(os.path.relpath(path, record.path))
+    return large[:_MOST_LARGE]
+
+
+def _is_name_of_ref(link: str) -> bool:
+    """Return whether git takes a link for another ref (core.preferSymlinkRefs)."""
+    text = os.readlink(link)
+    return text.startswith("refs/") and ".." not in text
+
+
+def _unread(record: Record, path: str, mode: int) -> str:
+    kinds = {stat.S_IFIFO: "a pipe", stat.S_IFLNK: "a link", stat.S_IFSOCK: "a socket"}
+    kind = kinds.get(stat.S_IFMT(mode), "no regular file")
+    return (
+        f"what run {record.run} has left is not read: {path} is {kind}, and git would wait for it "
+        f"or follow it; remove it: rm {shlex.quote(path)}"
+    )
+
+
+def _walk(top: str) -> Iterator[tuple[str, int, int]]:
+    """Yield all below a directory that is no directory, its mode and its size. Raise `GitError`."""
+    try:
+        found = os.lstat(top)
+    except OSError as error:
+        raise GitError(f"{top} cannot be read: {error.strerror}") from None
+    if not stat.S_ISDIR(found.st_mode):
+        yield top, found.st_mode, found.st_size
+        return
+    above, until = [top], time.monotonic() + PATIENCE
+    while above:
+        try:
+            with os.scandir(above.pop()) as entries:
+                for each in entries:
+                    if each.is_dir(follow_symlinks=False):
+                        above.append(each.path)
+                    else:
+                        found = os.lstat(each.path)
+                        yield each.path, found.st_mode, found.st_size
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.ENOENT, errno.ENAMETOOLONG):  # as for git
+                raise GitError(f"{error.filename} cannot be read: {error.strerror}") from None
+        if time.monotonic() > until:
+            raise TooLong(f"{top} has too many files to look at within {PATIENCE:.0f} s")
+
+
+def _read(
+    record: Record, env: Mapping[str, str], place: str, large: list[str], *, uncommitted: bool
+) -> str:
     """Read what a run has left, in a sandbox. Return the answer of `_READ`."""
     at = At("/", own(env), record.repository)
     promised = "--exclude-promisor-objects" if _of_partial_clone(at) else ""
@@ -274,26 +365,23 @@ def _read(record: Record, env: Mapping[str, str], place: str, uncommitted: bool)
         record.repository, record.path,
         f"{record.repository}/worktrees/{os.path.basename(record.path)}",
         record.branch, record.start, record.brought or record.start,
-        "1" if uncommitted else "", promised,
+        "1" if uncommitted else "", promised, *large,
     ]  # fmt: skip
     inside = {**own(env), "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"}
-    reader = subprocess.Popen(
+    with subprocess.Popen(
         command,
         cwd=place,
         env={f"{_SEAL}{name}": value for name, value in inside.items()},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-    )
-    try:
-        said, complained = reader.communicate(timeout=_PATIENCE)
-    except subprocess.TimeoutExpired:
-        raise GitError(
-            f"what the run has left was not read within {_PATIENCE / 60:.0f} minutes"
-        ) from None
-    finally:  # the sandbox ends with it, whatever the run has had git start there
-        reader.kill()
-        reader.wait()
+    ) as reader:
+        try:
+            said, complained = reader.communicate(timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            raise TooLong(f"it was not read within {PATIENCE:.0f} s") from None
+        finally:  # the sandbox ends with it, whatever the run has had git start there
+            reader.kill()
     answer = said.decode("ascii", "replace")
     if reader.returncode or not all(map(_ID.fullmatch, filter(None, answer.split(":")[:3]))):
         why = complaint(complained) or f"exit code {reader.returncode}"
@@ -312,7 +400,7 @@ def branch_commit(branch: str, at: At) -> str:
     if other:
         raise GitError(
             f"the branch '{branch}' stands for {other}, so nothing is done with it: "
-            f"git symbolic-ref --delete {name} removes it"
+            f"git symbolic-ref --delete {shlex.quote(name)} removes it"
         )
     return git("rev-parse", "--verify", f"{name}^{{commit}}", at=at)
 

@@ -22,8 +22,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Self
 
-from . import private_git
-from .git import SWITCHES, At, GitError, git, own, run
+from . import obeyed, private_git
+from .git import PATIENCE, SWITCHES, At, GitError, git, own, run
 from .worktree_record import FIELDS, INITIALISING, Ignoring, Record, content
 
 
@@ -229,6 +229,8 @@ def make(wanted: Record, origin: str, env: Mapping[str, str], *, found: bool) ->
         begun = private_git.branch_commit(record.branch, at)
         record.starts = {wanted.run: begun, **record.starts}
         record.save()
+        if (again and wanted.isolated) or around(origin) is not None:
+            at = _disobedient(record, at)
         _add(record, at)
         if wanted.isolated:
             record.alternates, record.sandbox = wanted.alternates, wanted.sandbox
@@ -275,6 +277,23 @@ def _add(record: Record, at: At) -> None:
     git("reset", "--quiet", "--hard", at=inside)
     git("worktree", "unlock", record.path, at=at)
     _loudly(inside, "checkout", "--quiet", record.branch, "--")
+
+
+def _disobedient(record: Record, at: At) -> At:
+    """Return where git makes a worktree of what an isolated run has committed, without hooks: one
+    may be a file of it, as below `.husky`. Raise `GitError` if a filter may be."""
+    names = git(
+        "ls-tree", "-r", "--full-tree", "--name-only", "-z", f"refs/heads/{record.branch}", at=at
+    )
+    env = obeyed.without(obeyed.unhooked(at.env), obeyed.hooks(at))
+    at = At(at.cwd, env, at.git_dir)
+    if (found := obeyed.check(at, record.path, names.split("\0"))) is not None:
+        raise GitError(
+            f"{found}, a file of the branch '{record.branch}', and an isolated run has worked on "
+            "that: git would execute what the run has committed there. Let your config name a "
+            "program elsewhere"
+        )
+    return at
 
 
 def _loudly(at: At, *words: str) -> int:
@@ -398,7 +417,7 @@ class Look:
         return [name for name in self.git("ls-files", *words).split("\0") if name.endswith("/")]
 
     def git(self, *words: str, codes: Sequence[int] = (0,)) -> str:
-        return git(*self.words(*words), at=self.at, codes=codes)
+        return git(*self.words(*words), at=self.at, codes=codes, patience=PATIENCE)
 
 
 def diff(record: Record, run: str, env: Mapping[str, str], *, stat: bool, text: bool) -> str | None:

@@ -7,12 +7,15 @@ import json
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 
-from sfad import worktrees
+from sfad import git as git_runs
+from sfad import private_git, worktrees
+from sfad.git import GitError
 from sfad.protocol import messages as m
 from sfad.protocol.types import Isolation, RunInfo, Status, Worktree
 from tests.conftest import Start
@@ -414,6 +417,91 @@ def test_whatever_a_run_writes_for_git_its_worktree_is_removed(
     assert (told["worktrees_failed"], len(told["worktrees_removed"])) == ([], 1)
     repository.git("worktree", "prune")
     assert repository.state() == before
+
+
+PIPES = (
+    'ref="$common/$(git symbolic-ref HEAD)"; rm -f "$ref"; mkfifo "$ref"',
+    'mkfifo "$common/refs/heads/sfad/pipe"',
+    'ref="$common/$(git symbolic-ref HEAD)"; rm -f "$ref"; mkfifo p; ln -s "$PWD/p" "$ref"',
+    'mkfifo "$(git rev-parse --git-dir)/logs-of"',
+    'rm -f "$(git rev-parse --git-dir)/index"; mkfifo "$(git rev-parse --git-dir)/index"',
+    'git commit -q --allow-empty -m x; mkfifo "$common/objects/pack/pack-1.idx"',
+    "git commit -q --allow-empty -m x; mkfifo ../.gitattributes",
+    "git commit -q --allow-empty -m x; rm -f ../.gitignore; mkfifo .gitignore",
+)
+
+
+@pytest.mark.parametrize("script", PIPES)
+def test_git_waits_for_no_pipe_of_a_run(daemon: Daemon, repository: Attacked, script: str) -> None:
+    """Without a check it would wait for two minutes, whenever somebody looks."""
+    script = f"common=$(git rev-parse --git-common-dir); echo two > file; {script}"
+    begun = time.monotonic()
+    run = repository.attack(daemon, script, Isolation())
+    assert run.exit_code == 0, daemon.errors(run.id)
+    record = worktrees.read_record(run.worktree or "")
+    assert record is not None
+    with (
+        pytest.raises(GitError, match=r"is not read: .* is a (pipe|link)"),
+        private_git.left(record, repository.env, uncommitted=True),
+    ):
+        pass
+    assert "is not read" in repository.sfactl(daemon, "why", run.id)
+    other = repository.attack(daemon, "true", Isolation())
+    told = json.loads(repository.sfactl(daemon, "prune", "--worktrees", "--yes", "--json"))
+    assert len(told["worktrees_removed"]) == 2, other
+    assert time.monotonic() - begun < git_runs.PATIENCE
+
+
+def test_what_takes_too_long_to_read_is_tried_once(
+    daemon: Daemon, repository: Attacked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = repository.attack(daemon, "echo two > file", Isolation())
+    record = worktrees.read_record(run.worktree or "")
+    assert record is not None
+    monkeypatch.setattr(private_git, "PATIENCE", 0.001)
+    for _ in range(2):
+        with (
+            pytest.raises(GitError, match="takes too long to read"),
+            private_git.left(record, repository.env, uncommitted=True),
+        ):
+            pass
+        monkeypatch.undo()
+
+
+def test_a_file_of_gigabytes_is_named(daemon: Daemon, repository: Attacked) -> None:
+    run = repository.attack(daemon, "truncate -s 3G big; echo two > file", Isolation())
+    assert "sub/big has more than 1 GiB" in repository.sfactl(daemon, "why", run.id)
+    (Path(run.worktree or "") / ".gitignore").write_text("big\n")
+    assert "1 GiB" not in repository.sfactl(daemon, "why", run.id)
+    assert "+two" in repository.diff(daemon, run)
+
+
+@pytest.mark.parametrize("isolation", BOTH)
+def test_a_worktree_of_its_commits_is_made_without_hooks(
+    daemon: Daemon, repository: Attacked, isolation: Isolation
+) -> None:
+    """Hooks and filters are looked for in the new worktree, whose files are the run's."""
+    repository.git("config", "core.hooksPath", ".husky")
+    script = """
+mkdir ../.husky; for hook in post-checkout post-index-change reference-transaction; do
+printf '#!/bin/sh\\ntouch "%s"\\n' "$ESCAPED" > ../.husky/$hook; chmod +x ../.husky/$hook; done
+cp ../.husky/post-checkout ../.tool; echo '*.txt filter=own' > ../.gitattributes; echo x > x.txt
+git add ..; git commit -qm hooks
+"""
+    run = repository.attack(daemon, script, isolation)
+    with daemon.client() as client:
+        options = repository.options() | {"cwd": os.fsencode(run.worktree or "")}
+        inner = ended(client, started(client, ["cat", "x.txt"], **options).id)
+    assert inner.worktree != run.worktree
+    repository.sfactl(daemon, "prune", "--worktrees", "--yes")
+    again = repository.run(daemon, "true", Worktree(of=run.id), isolation=isolation)
+    assert again.exit_code == 0, daemon.errors(again.id)
+    assert not repository.escaped.exists()
+    repository.sfactl(daemon, "prune", "--worktrees", "--yes")
+    repository.git("config", "filter.own.smudge", "./.tool")
+    again = repository.run(daemon, "true", Worktree(of=run.id), isolation=isolation)
+    assert "filter.own.smudge = ./.tool" in daemon.errors(again.id)
+    assert not repository.escaped.exists()
 
 
 @needs_root

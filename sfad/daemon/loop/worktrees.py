@@ -5,6 +5,7 @@ attempt (`processes.worktree`)."""
 import json
 import os
 import secrets
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -200,7 +201,7 @@ def isolated(isolation: Isolation, worktree: Worktree | None) -> Isolation:
             text = os.fsencode(path).decode(errors="backslashreplace")
             raise Invalid(
                 f"the repository borrows objects from {text} (objects/info/alternates), "
-                f"which an isolated run does not see: add --readable {text}"
+                f"which an isolated run does not see: add --readable {shlex.quote(text)}"
             )
     return replace(
         isolation,
