@@ -76,6 +76,8 @@ _statx = getattr(ctypes.CDLL(None, use_errno=True), "statx", None)  # glibc 2.28
 _AT_FDCWD, _DONT_SYNC, _BASIC = -100, 0x4000, 0x7FF
 _STATX = struct.Struct("=16xI8xH2xQQ48xqI4x16x8xII")
 """Links, mode, inode, size, ctime, device."""
+_buffer = ctypes.create_string_buffer(256)
+"""For the thread of the loop alone: a new one takes longer than the call."""
 
 
 def _executable(pid: int) -> tuple[File, int] | None:
@@ -88,10 +90,9 @@ def _executable(pid: int) -> tuple[File, int] | None:
         except OSError:
             return None
         return _identified(found), found.st_nlink
-    buffer = ctypes.create_string_buffer(256)
-    if _statx(_AT_FDCWD, path.encode(), _DONT_SYNC, _BASIC, buffer):
-        return None  # gone or hidden: it takes no descriptor, and no memory but the kernel's own
-    links, _, inode, size, seconds, ns, major, minor = _STATX.unpack_from(buffer)
+    if _statx(_AT_FDCWD, path.encode(), _DONT_SYNC, _BASIC, _buffer):
+        return None  # gone or hidden: it takes no descriptor
+    links, _, inode, size, seconds, ns, major, minor = _STATX.unpack_from(_buffer)
     return File((major, minor), inode, size, (seconds, ns)), links
 
 
