@@ -6,6 +6,7 @@ The programs are imitations: copies of `sleep`, made large, and scripts."""
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -86,7 +87,7 @@ async def test_a_program_by_another_name(rig: Rig, installed: Path, how: str) ->
     # an empty environment: the one of the process above it has PATH
     script = installed / "script"
     # with an empty environment: the process above has PATH
-    script.write_text(f"cd {installed}\nexec env -i PATH=/usr/local/bin:/usr/bin:/bin bash inner\n")
+    script.write_text(f"cd {installed}\nexec env -i PATH={os.environ['PATH']} bash inner\n")
     (installed / "inner").write_text(f"{line}\n")
     rig.launch("a1", "bash", "-c", f"export PATH={installed}/bin:$PATH; bash {script}; true")
     await rig.running("a1")
@@ -122,7 +123,12 @@ async def test_ordinary_programs_are_not_searched(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     searched: list[object] = []
-    monkeypatch.setattr(ExecutedFiles, "search", lambda _, unsure: searched.append(unsure) or {})
+
+    def search(_: ExecutedFiles, unsure: list[object]) -> dict[int, object]:
+        searched.extend(unsure)
+        return {}
+
+    monkeypatch.setattr(ExecutedFiles, "search", search)
     rig.launcher.watch_agents(NAMES)
     rig.launch("a1", "sh", "-c", "/bin/true; sleep 0.7")  # longer than until the first look
     await rig.wait(MainExited, "a1")
