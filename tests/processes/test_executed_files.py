@@ -87,7 +87,7 @@ async def test_a_program_by_another_name(rig: Rig, installed: Path, how: str) ->
     # an empty environment: the one of the process above it has PATH
     script = installed / "script"
     # with an empty environment: the process above has PATH
-    script.write_text(f"cd {installed}\nexec env -i PATH={os.environ['PATH']} bash inner\n")
+    script.write_text(f"cd {installed}\nenv -i PATH={os.environ['PATH']} bash inner; true\n")
     (installed / "inner").write_text(f"{line}\n")
     rig.launch("a1", "bash", "-c", f"export PATH={installed}/bin:$PATH; bash {script}; true")
     await rig.running("a1")
