@@ -288,6 +288,8 @@ class AgentProcess(NamedTuple):
     """It is not in its parent's process group."""
     serves: bool = False
     """Its command is one with which the program serves itself (`KnownProgram.serves`)."""
+    word: int | None = None
+    """Which word of its command stands for the program, if its files tell what it executes."""
 
     @property
     def is_part(self) -> bool:

@@ -1,8 +1,8 @@
 """Notices agent programs within runs: by the kernel's events of execve(2), else by looking at all
 processes twice a second.
 
-Most processes are told from agents by one read of /proc/PID/cmdline. While no run is live, nothing
-is looked at.
+Most processes are told from agents by one read of /proc/PID/cmdline and one question about the file
+that they execute (`executed_files`). While no run is live, nothing is looked at.
 """
 
 import math
@@ -17,11 +17,13 @@ import psutil
 import trio
 
 from ..core.events import AgentProcess, AgentSeen
-from ..core.state.naming import agent_of, executed_word
+from ..core.state.naming import agent_of, executed_word, only_tells
 from ..host.process_events import ExecEvents
+from ..host.tasks import in_thread
 from ..protocol.known import KNOWN_PROGRAMS
 from . import kernel, observed
 from .contain.interface import RunContainment
+from .executed_files import Executed, ExecutedFiles, Unsure
 from .launched_runs import LaunchedRun, LaunchedRuns
 from .launcher import Unidentifiable
 from .watch import Emitter
@@ -43,6 +45,8 @@ _MAX_COMMAND = 512
 """Characters of a command line that are told."""
 _MAX_ABOVE = 64
 """Ancestors of a process that are looked at."""
+_SEARCH = 2.0
+"""Seconds for which files are searched: a file system may never answer."""
 
 
 class _Seen(NamedTuple):
@@ -50,6 +54,7 @@ class _Seen(NamedTuple):
     program: str
     command: int
     """The hash of its command line: `env -i claude` becomes `claude`, which is told again."""
+    word: int | None = None
 
 
 class AgentWatch:
@@ -59,6 +64,9 @@ class AgentWatch:
         self._containment = containment
         self._programs: frozenset[str] = frozenset()
         self._mentioned = re.compile(rb"(?!)")
+        self._files = ExecutedFiles(self._programs)
+        self._unsure: dict[int, Unsure] = {}
+        """Processes whose files are to be searched, by pid."""
         self._told: dict[int, _Seen] = {}
         """What the last look at all processes has found, by pid."""
         self._at_once = float(_AT_ONCE)
@@ -74,7 +82,7 @@ class AgentWatch:
             self._mentioned = re.compile(
                 b"|".join(re.escape(name.encode()) for name in programs) or rb"(?!)"
             )
-            self._told = {}
+            self._files, self._unsure, self._told = ExecutedFiles(programs), {}, {}
             self._scope.cancel()
 
     async def serve(self) -> None:
@@ -105,6 +113,7 @@ class AgentWatch:
             else:
                 self._look_at(pids)
                 pause = self._pause(0)
+            await self._search()
             if pause:
                 await trio.sleep(pause)
 
@@ -129,6 +138,7 @@ class AgentWatch:
         while self._runs:
             await trio.sleep(pause)
             pause = max(_LOOK_EVERY, self._look_at_all())
+            await self._search()
 
     def _look_at(self, pids: Iterable[int]) -> None:
         for pid in sorted(pids):  # parents first
@@ -148,30 +158,87 @@ class AgentWatch:
         return _SHARE * (trio.current_time() - began)
 
     def _seen(self, pid: int) -> _Seen | None:
-        """Return which agent program a process executes, if it does."""
+        """Return which agent program a process executes, if it does, as far as that is known
+        without a search."""
         cmdline = kernel.read(f"/proc/{pid}/cmdline")
-        if not cmdline or not self._mentioned.search(cmdline):
+        if not cmdline:
             return None
-        program = agent_of(kernel.words(cmdline), self._programs)
-        process = kernel.stat(pid) if program is not None else None
+        executed, unsure = self._executed(pid, cmdline)
+        if unsure is not None:
+            self._unsure[pid] = unsure
+        return self._as_seen(pid, executed, cmdline)
+
+    def _executed(
+        self, pid: int, cmdline: bytes
+    ) -> tuple[tuple[str, int | None] | None, Unsure | None]:
+        """Return the program and the word that stands for it; and what to search, if that may find
+        another."""
+        words = kernel.words(cmdline)
+        if only_tells(words):
+            return None, None
+        named = agent_of(words, self._programs) if self._mentioned.search(cmdline) else None
+        told = self._files.told(pid, words)
+        if isinstance(told, Executed) and told.program != named:
+            return told, None
+        unsure = told if isinstance(told, Unsure) else None
+        if unsure is not None and named is not None and unsure.interpreter is not None:
+            unsure = None  # its script is named
+        return (named, None) if named is not None else None, unsure
+
+    def _as_seen(
+        self, pid: int, executed: tuple[str, int | None] | None, cmdline: bytes
+    ) -> _Seen | None:
+        process = kernel.stat(pid) if executed is not None else None
         return (
-            _Seen(process.started, program, hash(cmdline))
-            if process is not None and process.alive and program is not None
+            _Seen(process.started, executed[0], hash(cmdline), executed[1])
+            if process is not None and process.alive and executed is not None
             else None
         )
+
+    async def _search(self) -> None:
+        """Tell the agent programs that only their files show."""
+        unsure, self._unsure = self._unsure, {}
+        wanted = []
+        for each in unsure.values():
+            with suppress(Unidentifiable):
+                if (run := self._run_of(each.pid)) is not None:
+                    main = run.main.pid if run.main is not None else None
+                    wanted.append(each._replace(main=main))
+        if not wanted:
+            return
+        files, found = self._files, dict[int, Executed]()
+        with trio.move_on_after(_SEARCH):
+            try:
+                found = await in_thread(files.search, wanted, abandon=True)
+            except OSError:  # no thread
+                found = files.search(wanted)
+        for pid, executed in found.items():
+            cmdline = kernel.read(f"/proc/{pid}/cmdline")
+            seen = self._as_seen(pid, executed, cmdline) if cmdline else None
+            if seen is not None:
+                self._tell(pid, seen)
 
     def _tell(self, pid: int, seen: _Seen) -> bool:
         """Tell an agent program that is in a run. Return whether it need not be looked at again."""
         if not kernel.executed(pid):
             return False  # it is its parent's program, until it executes one
         try:
-            run_id = self._containment.run_of(pid, None)
+            run = self._run_of(pid)
         except Unidentifiable:
             return False
-        run = self._runs.get(run_id) if run_id is not None else None
         if run is not None:
             self._emitter.emit(AgentSeen, run.id, self._described(run, pid, seen))
         return True
+
+    def _run_of(self, pid: int) -> LaunchedRun | None:
+        """Raises `Unidentifiable`."""
+        run_id = self._containment.run_of(pid, None)
+        return self._runs.get(run_id) if run_id is not None else None
+
+    def _program_of(self, pid: int) -> str | None:
+        cmdline = kernel.read(f"/proc/{pid}/cmdline")
+        executed, _ = self._executed(pid, cmdline) if cmdline else (None, None)
+        return executed[0] if executed is not None else None
 
     def _described(self, run: LaunchedRun, pid: int, seen: _Seen) -> AgentProcess:
         main = run.main.command if run.main is not None else None
@@ -182,7 +249,7 @@ class AgentWatch:
         ]
         if main in line:
             line = line[: line.index(main) + 1]
-        above = tuple((each, agent_of(kernel.command(each), self._programs)) for each in line[1:])
+        above = tuple((each, self._program_of(each)) for each in line[1:])
         own_group = False
         with suppress(ProcessLookupError):
             own_group = len(line) > 1 and os.getpgid(pid) != os.getpgid(line[1])
@@ -196,13 +263,15 @@ class AgentWatch:
             is_main=pid == main,
             below_main=main in line[1:],
             own_group=own_group,
-            serves=_serves(words, seen.program),
+            serves=_serves(words, seen),
+            word=seen.word,
         )
 
 
-def _serves(words: list[str], program: str) -> bool:
+def _serves(words: list[str], seen: _Seen) -> bool:
     """Return whether a process is a background process of an agent program's own."""
-    at, known = executed_word(words, program), KNOWN_PROGRAMS.get(program)
+    at = seen.word if seen.word is not None else executed_word(words, seen.program)
+    known = KNOWN_PROGRAMS.get(seen.program)
     return (
         at is not None
         and known is not None

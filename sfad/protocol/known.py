@@ -26,6 +26,8 @@ class KnownProgram(Struct, frozen=True):
     """A stop sends SIGINT to its main process alone before it signals the whole run."""
     retries_silently: bool = False
     """Its events do not tell that a call of the model failed and is tried again."""
+    contains: tuple[str, ...] = ()
+    """Other programs that its file is, where it is executed by their names."""
     serves: str | None = None
     """The subcommand with which it starts its own background processes."""
     addresses: tuple[str, ...] = ()
@@ -49,6 +51,7 @@ KNOWN_PROGRAMS: dict[str, KnownProgram] = {
         # it prints its totals within 0.2 s of SIGINT. After SIGTERM to all its processes its tool
         # dies first, and it may make one more call to report that
         interrupted=True,
+        contains=("rg", "ugrep", "bfs"),
         serves="daemon",
         addresses=("ANTHROPIC_BASE_URL", "ANTHROPIC_FOUNDRY_BASE_URL"),
         # in a terminal it asks whether to use a new ANTHROPIC_API_KEY (2.1.330)
@@ -63,6 +66,8 @@ KNOWN_PROGRAMS: dict[str, KnownProgram] = {
         files_variable="CODEX_HOME",
         # in a terminal without `-c` it starts `codex app-server` and its updater from
         # CODEX_HOME/packages, each in its own session
+        # links to itself that it gives its shell tool, and its sandbox
+        contains=("apply_patch", "applypatch", "codex-linux-sandbox", "codex-execve-wrapper"),
         serves="app-server",
     ),
     "gemini": KnownProgram(

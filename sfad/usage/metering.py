@@ -586,7 +586,7 @@ def _session_of(process: AgentProcess, uid: int) -> Session | None:
         files.session_id(argv),
         process=(process.pid, process.started),
         pids=frozenset({process.pid}),
-        runs=not is_launcher(argv),
+        runs=process.word is not None or not is_launcher(argv),
     )
 
 

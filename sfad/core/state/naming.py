@@ -87,6 +87,8 @@ _SUFFIX = re.compile(
     r"\.(py|pyw|pyz|sh|bash|zsh|js|mjs|cjs|ts|mts|cts|tsx|rb|pl|php|lua|jar|exe|R|r)$"
 )
 _VERSION = re.compile(r"[0-9][0-9.]*t?$")
+_OF_VERSION = re.compile(r"/(?P<program>[^/]+)/versions/[^/]*[0-9][^/]*(/index\.js)?$")
+"""Installers that keep several versions: `~/.local/share/claude/versions/2.1.330`."""
 _AFTER_PACKAGE = re.compile(r"[@=<>~!\[#]")
 _ENTRY_POINTS = frozenset({"cli", "index", "main", "__main__"})
 """Files that say nothing by themselves: two packages whose agents are both called `cli` would look
@@ -202,6 +204,38 @@ def agent_of(argv: Sequence[str], programs: Collection[str]) -> str | None:
     return program if program in programs and not file.endswith(f"/shims/{name}") else None
 
 
+def only_tells(argv: Sequence[str]) -> bool:
+    """Return whether a program with this command line tells something of itself and ends."""
+    return argv[-1:] != [] and argv[-1] in _ONLY_TELLS
+
+
+def file_program(path: str, programs: Collection[str]) -> str | None:
+    """Return which of `programs` a file is, by its path: the file itself, not a link to it."""
+    program = agent_of([path], programs)
+    match = _OF_VERSION.search(path)
+    if program is None and match is not None:
+        program = match["program"] if match["program"] in programs else None
+    return program
+
+
+def interpreter_of(path: str) -> str | None:
+    """Return which interpreter a file is, by its path."""
+    base = _base(path)
+    plain = _VERSION.sub("", base[:64]) or base
+    return plain if plain in _INTERPRETERS else None
+
+
+def script_word(interpreter: str, argv: Sequence[str]) -> int | None:
+    """Return which word of an interpreter's command is the file of the script; `None` if there is
+    none."""
+    name = _VERSION.sub("", interpreter) or interpreter
+    if name not in _INTERPRETERS:
+        return None
+    found, operands = _interpreted(name, list(argv[1:]))
+    no_file = _code(name, found) is not None or (name in {"python", "pypy"} and _value(found, "-m"))
+    return len(argv) - len(operands) if operands and not no_file else None
+
+
 def _executed(argv: Sequence[str]) -> str:
     """Return the name of a command, without looking behind launchers and `sh -c`: what these run is
     a process of its own."""
@@ -267,17 +301,25 @@ def _of_shell(shell: str, rest: list[str]) -> list[str] | str | None:
     return _base(operands[0]) if operands and _value(found, "-s") is None else None
 
 
-def _of_interpreter(name: str, rest: list[str]) -> str | None:
-    valued = _INTERPRETERS[name]
-    found, operands = _parse(rest, valued)
+def _interpreted(name: str, rest: list[str]) -> tuple[list[tuple[str, str]], list[str]]:
+    """Return the options of an interpreter, and what follows them."""
+    found, operands = _parse(rest, _INTERPRETERS[name])
     if name in {"bun", "deno"} and operands[:1] in (["run"], ["eval"]):
-        more, operands = _parse(operands[1:], valued)
+        more, operands = _parse(operands[1:], _INTERPRETERS[name])
         found += more
+    return found, operands
+
+
+def _code(name: str, found: Iterable[tuple[str, str]]) -> str | None:
+    """Return the program that is a value of an interpreter's option."""
     names = (_CODE[name],) if name in _CODE else ("-e", "-E", "-p", "--eval", "--print")
-    takes_code = [
-        option for option in names if option.startswith("--") or option[1:] in valued.split()
-    ]
-    text = _value(found, *takes_code)
+    valued = _INTERPRETERS[name].split()
+    return _value(found, *(each for each in names if each.startswith("--") or each[1:] in valued))
+
+
+def _of_interpreter(name: str, rest: list[str]) -> str | None:
+    found, operands = _interpreted(name, rest)
+    text = _code(name, found)
     if text is not None:
         return f"code-{_hash(text)}"
     module = (

@@ -57,7 +57,7 @@ class ServerWatch:
 
     def _call(self, process: e.AgentProcess, server: OwnServer) -> ServerCall | None:
         words = kernel.command(process.pid) or process.command.split(" ")
-        at = executed_word(words, process.program)
+        at = process.word if process.word is not None else executed_word(words, process.program)
         call = call_of(process.program, server, words[at + 1 :]) if at is not None else None
         if call is None or call.act != "start" or server.background is None:
             return call
