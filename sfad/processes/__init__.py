@@ -5,6 +5,7 @@
 `command_starter`  starts one attempt: enters the containment, spawns a trampoline, opens its gate
                    when it is saved; adopts runs
 `agent_watch`      notices agent programs that are started within runs
+`executed_files` which agent program a process executes, whatever its command line says
 `sweep`            kills what a dead daemon left
 
 `contain`          keeps the processes of a run together: by cgroups, or by tags
