@@ -31,7 +31,7 @@ _MOST_FILES = 4096
 _MOST_DIRECTORIES, _MOST_ENTRIES = 64, 2000
 """Directories of PATH, and files of one package, that are looked at."""
 _MOST_ANCESTORS, _MOST_HOMES = 16, 4
-_MOST_ABOVE = 8
+_MOST_ABOVE = 3
 """Directories above a script in which its package.json may be."""
 _MAX_PACKAGE = 256 << 10
 _INTERPRETERS = ("node", "bun", "deno", "python3")
