@@ -10,8 +10,9 @@ partial.
 Of several results in one stream the latest is right: `total_cost_usd` and `modelUsage` are running
 totals of the process (https://github.com/anthropics/claude-code/issues/83239). `usage` is less
 complete (a run stopped by its budget says 1000 input tokens there, and 2200 in `modelUsage`), so it
-is used only where there is nothing else. A resumed session does not include its past: each process
-counts its own usage.
+is used only where there is nothing else. In 2.1.197 each process counts its own usage. 2.1.330
+saves its totals in the session file, and a process that resumes the session goes on from them: so
+the totals of such a process are not used.
 
 Session files (tests/agents/sessions/, version 2.1.330) are
 CLAUDE_CONFIG_DIR/projects/DIRECTORY/SESSION.jsonl, and SESSION/subagents/agent-*.jsonl beside it.
@@ -194,11 +195,12 @@ class ClaudeMeter(LineMeter[_ClaudeEvent, _ClaudeState]):
     decoder = msgspec.json.Decoder(_ClaudeEvent)
     state_type = _ClaudeState
 
-    def __init__(self, *, answers_more: bool = False) -> None:
+    def __init__(self, *, answers_more: bool = False, resumed: bool = False) -> None:
         """`answers_more`: it reads messages from its stdin, and need not exit when it has answered
-        one."""
+        one. `resumed`: it continues a session, whose totals may include what earlier processes
+        used."""
         super().__init__()
-        self._answers_more = answers_more
+        self._answers_more, self._resumed = answers_more, resumed
 
     def _take(self, event: _ClaudeEvent) -> None:
         self.reading.session = event.session_id[:MAX_NAME] or self.reading.session
@@ -292,7 +294,7 @@ class ClaudeMeter(LineMeter[_ClaudeEvent, _ClaudeState]):
         self._state.concluded = not self._answers_more
         self._update_finished()
         models = self._models(event)
-        cost = counters.dollars(event.total_cost_usd)
+        cost = counters.dollars(event.total_cost_usd) if not self._resumed else None
         if models is not None:
             self._state.totals.restate(self.reading, event.session_id, models)
         if models is not None or cost is not None:
@@ -310,7 +312,7 @@ class ClaudeMeter(LineMeter[_ClaudeEvent, _ClaudeState]):
         """Return the totals of the process by model, or `None` if the sum of its messages is the
         better guess."""
         models: dict[str, Tokens] = {}
-        if event.model_usage:
+        if event.model_usage and not self._resumed:
             for name, usage in event.model_usage.items():
                 counters.add(models, _CONTEXT.sub("", name), _tokens(usage))
             return models
@@ -544,7 +546,11 @@ class Claude(AgentProgram):
         return "stream-json" in values(words, "--output-format")
 
     def new_meter(self, words: Sequence[str]) -> ClaudeMeter:
-        return ClaudeMeter(answers_more="stream-json" in values(words, "--input-format"))
+        named = {word.partition("=")[0] for word in words}
+        return ClaudeMeter(
+            answers_more="stream-json" in values(words, "--input-format"),
+            resumed=not _ClaudeFiles.resume_words.isdisjoint(named),
+        )
 
     def speech(self, event: dict[str, Any]) -> Iterator[Speech]:
         """Yield what an event says to the user. Subagents speak to the main agent, so only their

@@ -206,6 +206,17 @@ def test_the_last_delta_of_a_partial_message_has_the_true_output() -> None:
     assert in_all(read("claude", lines(delta(60)))).output == 0, "of which message?"
 
 
+@pytest.mark.parametrize("word", ["--resume", "--continue", "-c", "-r"])
+def test_totals_that_a_resumed_session_brings_are_not_used(word: str) -> None:
+    """2.1.330 goes on from what it saved when the process before has ended."""
+    said = lines(says("b", input_tokens=20, output_tokens=7))
+    result = lines(concludes(0.3, {"opus": (120, 907)}))
+    resumed = read("claude", said, result, argv=[*COMMANDS["claude"], word, "s"])
+    assert (resumed.models, resumed.cost_usd) == ({"opus": Tokens(input=20, output=7)}, None)
+    fresh = read("claude", said, result)
+    assert (fresh.models, fresh.cost_usd) == ({"opus": Tokens(input=120, output=907)}, 0.3)
+
+
 def test_results_are_totals_of_the_process() -> None:
     first = lines(says("a", input_tokens=10, output_tokens=1), concludes(0.1, {"opus": (10, 50)}))
     assert read("claude", first, argv=MORE).models == {"opus": Tokens(input=10, output=50)}

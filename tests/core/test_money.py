@@ -469,6 +469,21 @@ def test_a_figure_is_not_final_while_another_source_tells_more() -> None:
     assert shown() == (70, 0.5, False)
 
 
+def test_an_estimate_from_the_output_yields_to_what_the_gateway_knows() -> None:
+    """But not if it tells of input that the gateway has not seen."""
+    exact = use(input_tokens=100, output_tokens=10, cost=0.25)
+    guess = use(input_tokens=100, output_tokens=40, cost=0.5, partial=True)
+    account = Account({"gateway": exact, "stream": guess})
+    assert account.best is not None
+    assert (account.best[1].cost, account.best[1].partial) == (250_000_000, False)
+    assert account.used(LimitKind.COST) == 250_000_000
+    more = use(input_tokens=101, output_tokens=40, cost=0.5, partial=True)
+    account = Account({"gateway": exact, "stream": more})
+    assert account.best is not None
+    assert (account.best[1].cost, account.best[1].partial) == (500_000_000, True)
+    assert account.used(LimitKind.COST) == 500_000_000
+
+
 def test_a_higher_figure_of_the_gateway_yields_to_no_lower_one() -> None:
     """After lost connections a program knows less than what the gateway has passed on."""
     t = Transcript()

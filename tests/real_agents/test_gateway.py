@@ -241,7 +241,9 @@ def test_a_program_that_a_script_calls_around_the_gateway_is_metered_by_its_sess
         "run", "--limit", f"cost=5:{action}", "--name", "night", "--", "sh", "-c", script
     )
     (run,) = at.listed()
-    assert at.talk(cli).answered == 3
+    answered = at.talk(cli).answered
+    # a busy machine may let it make a second call before its first is seen
+    assert answered == 3 if action == "warn" else answered < 3
     events = [
         json.loads(line)
         for line in at.sfactl("events", "--json", "--type", "gateway_bypassed").stdout.splitlines()

@@ -39,7 +39,8 @@ def test_usage_is_seen_while_the_agent_runs_and_is_exact_at_its_end(
             lambda: use_after(at, run, turns=any_cli.turns_seen(2), input_tokens=least),
             "turns are seen while the second goes on",
         )
-        assert early["source"] == "stream"
+        # the session file may tell more at that moment
+        assert early["source"] in ("stream", "session")
         assert early["partial"] or early["input_tokens"] is None or any_cli is OPENCODE
         assert (early["input_tokens"] or 0) in [
             count * any_cli.price.input for count in range(least and 2, 3)

@@ -110,6 +110,27 @@ def _sum(name: str, one: int | None, other: int | None) -> int | None:
     return min(one + other, MAX_USE * NANOS if name in _MONEY else MAX_USE)
 
 
+def _without_estimates(uses: dict[Source, Use]) -> dict[Source, Use]:
+    """Leave out what an agent's output lets only estimate, where the gateway knows. Input is never
+    an estimate: an agent that tells more of it has made calls that the gateway has not seen."""
+    gateway = uses.get("gateway")
+    if gateway is None or gateway.partial:
+        return uses
+    return {
+        source: replace(use, **_UNKNOWN)
+        if source in OF_AGENT
+        and use.partial
+        and (use.input_tokens or 0) <= (gateway.input_tokens or 0)
+        else use
+        for source, use in uses.items()
+    }
+
+
+_UNKNOWN: dict[str, Any] = dict.fromkeys(
+    ("input_tokens", "output_tokens", "cached_tokens", "cost", "cost_from", "unpriced_tokens")
+)
+
+
 def _largest(
     uses: Mapping[Source, Use], figure: Callable[[Use], int | None]
 ) -> tuple[Source | None, Use]:
@@ -310,7 +331,7 @@ class Account:
         uses = {source: self.sources[source] for source in SOURCES if source in self.sources}
         around = self.sources.get("around")
         if around is None:
-            return uses
+            return _without_estimates(uses)
         if "gateway" in uses or not uses:
             uses["gateway"] = uses.get("gateway", NOTHING).plus(around)
         return {source: replace(use, partial=True) for source, use in uses.items()}
