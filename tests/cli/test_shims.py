@@ -32,7 +32,7 @@ if what == "copy":
     os.write(2, b"\\xff\\0end")
 if what == "tell":
     with open("/proc/self/environ", errors="backslashreplace") as file:
-        own = "SFA_", "PATH=", "ANTHROPIC_BASE_URL=", "OPENAI_BASE_URL="
+        own = "SFA_", "PATH=", "ANTHROPIC_BASE_URL=", "OPENAI_BASE_URL=", "GOOGLE_GEMINI_BASE_URL="
         kept = [item for item in file.read().split("\\0") if not item.startswith(own)]
     print(sorted(kept), os.getcwd(), oct(os.umask(0)), ascii(sys.argv[1:]), sys.stdin.isatty())
 if what == "flood":
