@@ -208,6 +208,7 @@ def test_the_client_imports_nothing_of_the_daemon_but_the_protocol() -> None:
         "sfad.shipping",
         "sfad.git",
         "sfad.landing",
+        "sfad.obeyed",
         "sfad.private_git",
         "sfad.worktree_record",
         "sfad.worktrees",
