@@ -11,8 +11,8 @@ Of several results in one stream the latest is right: `total_cost_usd` and `mode
 totals of the process (https://github.com/anthropics/claude-code/issues/83239). `usage` is less
 complete (a run stopped by its budget says 1000 input tokens there, and 2200 in `modelUsage`), so it
 is used only where there is nothing else. In 2.1.197 each process counts its own usage. 2.1.330
-saves its totals in the session file, and a process that resumes the session goes on from them: so
-the totals of such a process are not used.
+saves its totals in the session file, and a process that resumes the session goes on from them: such
+totals, which have more input than the process's own messages, are not used.
 
 Session files (tests/agents/sessions/, version 2.1.330) are
 CLAUDE_CONFIG_DIR/projects/DIRECTORY/SESSION.jsonl, and SESSION/subagents/agent-*.jsonl beside it.
@@ -294,7 +294,9 @@ class ClaudeMeter(LineMeter[_ClaudeEvent, _ClaudeState]):
         self._state.concluded = not self._answers_more
         self._update_finished()
         models = self._models(event)
-        cost = counters.dollars(event.total_cost_usd) if not self._resumed else None
+        cost = counters.dollars(event.total_cost_usd)
+        if self._resumed and models is None:
+            cost = None  # it is of the same totals
         if models is not None:
             self._state.totals.restate(self.reading, event.session_id, models)
         if models is not None or cost is not None:
@@ -308,14 +310,20 @@ class ClaudeMeter(LineMeter[_ClaudeEvent, _ClaudeState]):
     def _update_finished(self) -> None:
         self.reading.finished = self._state.concluded and not self._state.waits
 
+    def _brings_past(self, models: Mapping[str, Tokens]) -> bool:
+        """Return whether totals include what an earlier process of the session has used: more input
+        than the messages of this one have."""
+        own = sum(each.input for each in self.reading.models.values())
+        return self._resumed and sum(each.input for each in models.values()) > own
+
     def _models(self, event: _ClaudeEvent) -> dict[str, Tokens] | None:
         """Return the totals of the process by model, or `None` if the sum of its messages is the
         better guess."""
         models: dict[str, Tokens] = {}
-        if event.model_usage and not self._resumed:
+        if event.model_usage:
             for name, usage in event.model_usage.items():
                 counters.add(models, _CONTEXT.sub("", name), _tokens(usage))
-            return models
+            return None if self._brings_past(models) else models
         used = _tokens(event.usage)
         if not used.input + used.output:
             return None if self.reading.models else models

@@ -293,11 +293,12 @@ class Account:
     @property
     def best(self) -> tuple[Source, Use] | None:
         """The use to show, and the best source, or the one that tells a larger cost. Each figure is
-        from the source that tells the most, which limits count, too. Figures that belong together
+        from the source that tells the most, which limits count, too; but an estimate from what was
+        printed yields to what the gateway knows. Figures that belong together
         (input and output; a cost and its origin) are from one source."""
         if not self.sources:
             return None
-        uses = self._whole
+        uses = _without_estimates(self._whole)
         first = next(iter(uses))
         if len(uses) < 2:
             return first, uses[first]
@@ -331,7 +332,7 @@ class Account:
         uses = {source: self.sources[source] for source in SOURCES if source in self.sources}
         around = self.sources.get("around")
         if around is None:
-            return _without_estimates(uses)
+            return uses
         if "gateway" in uses or not uses:
             uses["gateway"] = uses.get("gateway", NOTHING).plus(around)
         return {source: replace(use, partial=True) for source, use in uses.items()}
