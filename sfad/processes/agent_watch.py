@@ -21,6 +21,7 @@ from ..core.state.naming import agent_of, executed_word, only_tells
 from ..host.process_events import ExecEvents
 from ..host.tasks import in_thread
 from ..protocol.known import KNOWN_PROGRAMS
+from ..protocol.types import RunId
 from . import kernel, observed
 from .contain.interface import RunContainment
 from .executed_files import Executed, ExecutedFiles, Unsure
@@ -45,8 +46,6 @@ _MAX_COMMAND = 512
 """Characters of a command line that are told."""
 _MAX_ABOVE = 64
 """Ancestors of a process that are looked at."""
-_SEARCH = 2.0
-"""Seconds for which files are searched: a file system may never answer."""
 
 
 class _Seen(NamedTuple):
@@ -67,6 +66,10 @@ class AgentWatch:
         self._files = ExecutedFiles(self._programs)
         self._unsure: dict[int, Unsure] = {}
         """Processes whose files are to be searched, by pid."""
+        self._searching: set[RunId] = set()
+        """Runs of which files are searched now. Their file systems may never answer, which must
+        delay no other run."""
+        self._nursery: trio.Nursery | None = None
         self._told: dict[int, _Seen] = {}
         """What the last look at all processes has found, by pid."""
         self._at_once = float(_AT_ONCE)
@@ -86,6 +89,11 @@ class AgentWatch:
             self._scope.cancel()
 
     async def serve(self) -> None:
+        async with trio.open_nursery() as self._nursery:
+            self._searching = set()
+            await self._serve()
+
+    async def _serve(self) -> None:
         while True:
             with trio.CancelScope() as self._scope:
                 if not self._programs:
@@ -113,7 +121,7 @@ class AgentWatch:
             else:
                 self._look_at(pids)
                 pause = self._pause(0)
-            await self._search()
+            self._search_soon()
             if pause:
                 await trio.sleep(pause)
 
@@ -138,7 +146,7 @@ class AgentWatch:
         while self._runs:
             await trio.sleep(pause)
             pause = max(_LOOK_EVERY, self._look_at_all())
-            await self._search()
+            self._search_soon()
 
     def _look_at(self, pids: Iterable[int]) -> None:
         for pid in sorted(pids):  # parents first
@@ -195,23 +203,32 @@ class AgentWatch:
             else None
         )
 
-    async def _search(self) -> None:
-        """Tell the agent programs that only their files show."""
+    def _search_soon(self) -> None:
+        """Search the files of processes that have not shown what they execute."""
         unsure, self._unsure = self._unsure, {}
-        wanted = []
+        wanted: dict[RunId, list[Unsure]] = {}
         for each in unsure.values():
             with suppress(Unidentifiable):
                 if (run := self._run_of(each.pid)) is not None:
                     main = run.main.pid if run.main is not None else None
-                    wanted.append(each._replace(main=main))
-        if not wanted:
+                    wanted.setdefault(run.id, []).append(each._replace(main=main))
+        for run_id, processes in wanted.items():
+            if run_id in self._searching:
+                self._unsure.update((each.pid, each) for each in processes)
+            elif self._nursery is not None:
+                self._searching.add(run_id)
+                self._nursery.start_soon(self._search, run_id, processes)
+
+    async def _search(self, run: RunId, wanted: list[Unsure]) -> None:
+        """Tell the agent programs of a run that only their files show."""
+        own = trio.CapacityLimiter(1)
+        try:
+            found = await in_thread(self._files.search, wanted, abandon=True, limiter=own)
+        except OSError:  # no thread can be started now
+            self._unsure.update((each.pid, each) for each in wanted)
             return
-        files, found = self._files, dict[int, Executed]()
-        with trio.move_on_after(_SEARCH):
-            try:
-                found = await in_thread(files.search, wanted, abandon=True)
-            except OSError:  # no thread
-                found = files.search(wanted)
+        finally:
+            self._searching.discard(run)
         for pid, executed in found.items():
             cmdline = kernel.read(f"/proc/{pid}/cmdline")
             seen = self._as_seen(pid, executed, cmdline) if cmdline else None
