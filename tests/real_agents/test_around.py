@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.harness import wait_until
-from tests.real_agents.clis import CLAUDE, CODEX, GEMINI_CLI, Cli
+from tests.real_agents.clis import CLAUDE, CODEX, GEMINI_CLI, Cli, packages
 from tests.real_agents.conftest import MakeDesk
 from tests.real_agents.desk import Desk, in_a_terminal
 from tests.real_agents.script import Say, Shell, Write
@@ -70,6 +70,20 @@ def test_a_run_ends_before_the_second_call_around_the_gateway(
 ) -> None:
     at = desk(config=CONFIG, mode=containment, **{program.name: writing()})
     command = script(at, HOW[how].format(cleared(at, program.as_text)))
+    at.sfactl("run", "--limit", f"cost={LIMIT}", "--timeout", "5m", *command)
+    (bill,), (run,) = at.talk(program).bills, at.listed()
+    assert_ended(run, bill)
+
+
+@PROGRAMS
+def test_so_does_a_run_that_calls_the_program_by_another_name(
+    desk: MakeDesk, program: Cli, containment: str
+) -> None:
+    at = desk(config=CONFIG, mode=containment, **{program.name: writing()})
+    name, *words = program.as_text
+    real = (packages() / "node_modules/.bin" / name).resolve()
+    link = f'cd "$HOME" && ln -s {shlex.quote(str(real))} ed'
+    command = script(at, f"{link}; {cleared(at, ('./ed', *words))}; true")
     at.sfactl("run", "--limit", f"cost={LIMIT}", "--timeout", "5m", *command)
     (bill,), (run,) = at.talk(program).bills, at.listed()
     assert_ended(run, bill)
