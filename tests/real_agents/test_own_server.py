@@ -114,12 +114,13 @@ def test_a_parent_that_ends_ends_what_it_has_in_the_background(
     assert [run["status"] for run in at.listed()] == ["completed", "cancelled"]
 
 
-@pytest.mark.parametrize("how", ["hook", "settings", "path"])
+@pytest.mark.parametrize("how", ["hook", "variable", "path", "link"])
 def test_the_background_around_the_shim_is_refused_by_the_program_or_told(
     desk: MakeDesk, commands: Path, beside: bool, how: str
 ) -> None:
-    """A hook finds the shim. By its path, or with settings that allow it, the program is asked."""
-    own = shlex.quote(str(commands / "claude"))
+    """A hook finds the shim. By its path, or with a variable that allows it, also under another
+    name, the program is asked."""
+    own = "./ed" if how == "link" else shlex.quote(str(commands / "claude"))
     line = f"{own} --bg --model {MODELS[0]} elsewhere 2>&1"
     at = claude_desk(
         desk,
@@ -135,12 +136,15 @@ def test_the_background_around_the_shim_is_refused_by_the_program_or_told(
         Say("More."),
     )
     if how == "hook":
-        # the child run has this hook, too
-        asks = f"[ -e told ] || claude --bg --model {MODELS[0]} x >told 2>&1"
+        # the child run has this hook, too, and so has a session of the service outside
+        asks = (
+            f'[ -z "$SFA_RUN_ID" ] || [ -e told ] || claude --bg --model {MODELS[0]} x >told 2>&1'
+        )
         hook = {"type": "command", "command": asks}
         settings = Path(at.env["HOME"], ".claude", "settings.json")
         settings.parent.mkdir(exist_ok=True)
         settings.write_text(json.dumps({"hooks": {"SessionStart": [{"hooks": [hook]}]}}))
+    Path(at.env["HOME"], "ed").symlink_to((commands / "claude").resolve())
     with maybe_beside(at, beside):
         done = at.sfactl("run", "--", *command(CLAUDE, "argv"))
         assert done.returncode == 0, done.stdout + done.stderr
