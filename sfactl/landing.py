@@ -240,8 +240,8 @@ def own_cwd() -> str:
 
 
 def from_afar(ask: Ask, name: str) -> str:
-    """Bring the work of an ended run where that was asked for, for somebody who is in no directory,
-    and return what has come of it. Raise `Quit`."""
+    """Land the work of an ended run where the run was asked for, because `top` and the console have
+    no working directory of the person. Return the result. Raise `Quit`."""
     if "/" in name:
         raise Quit(ExitCode.REFUSED, f"the worktree of run {name} is on its node: land it there")
     run = find(ask, name)

@@ -49,8 +49,8 @@ def carry_out(program: str, asked: exits.OwnServer) -> int:
 def _start(client: Client, command: Sequence[str], asked: exits.OwnServer) -> int:
     name = os.environ.get(real_program.NAME) or None
     message = spawn_options.message(SpawnOptions(list(command), name=name))
-    # no person wants this run: what bounds those above it is enough, and without a name of its own
-    # it is no loop
+    # The agent asks for this run, not a person, so the limits above it are enough. Without a given
+    # name the guard does not take it for a loop.
     message = replace(message, automatic=True, quiet=True, env=real_program.unnamed_environment())
     reply, _ = client.ask(message, Reply)
     if isinstance(reply, Refused):

@@ -324,7 +324,7 @@ def _unread(record: Record, path: str, mode: int) -> str:
 
 
 def _walk(top: str) -> Iterator[tuple[str, int, int]]:
-    """Yield all below a directory that is no directory, its mode and its size. Raise `GitError`."""
+    """Yield each file below a directory, its mode and its size. Raise `GitError`."""
     try:
         found = os.lstat(top)
     except OSError as error:

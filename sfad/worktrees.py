@@ -411,8 +411,8 @@ class Look:
         ]
 
     def embedded(self) -> list[str]:
-        """Return the paths of repositories that somebody has made within the worktree, which no
-        commit of the worktree can have."""
+        """Return the paths of repositories within the worktree, such as a clone. No commit of the
+        worktree can contain them."""
         words = ["--others", "--exclude-standard", "-z"]
         return [name for name in self.git("ls-files", *words).split("\0") if name.endswith("/")]
 

@@ -266,7 +266,7 @@ class Feed:
 
 class Points:
     """What a run and those below it had used at some moments: time, USD, tokens. NaN is unknown: a
-    figure that nobody tells, and both figures where the daemon was not watched."""
+    figure without a source, and both figures while the feed did not watch the daemon."""
 
     def __init__(self) -> None:
         self._numbers = array("d")

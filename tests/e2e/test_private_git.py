@@ -433,7 +433,7 @@ PIPES = (
 
 @pytest.mark.parametrize("script", PIPES)
 def test_git_waits_for_no_pipe_of_a_run(daemon: Daemon, repository: Attacked, script: str) -> None:
-    """Without a check it would wait for two minutes, whenever somebody looks."""
+    """Without a check, each look would wait for two minutes."""
     script = f"common=$(git rev-parse --git-common-dir); echo two > file; {script}"
     begun = time.monotonic()
     run = repository.attack(daemon, script, Isolation())

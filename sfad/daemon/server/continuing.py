@@ -142,8 +142,7 @@ def _task(asked: Continuation, info: RunInfo, *, terminal: bool) -> str | None:
 
 
 def _ended_by_itself(info: RunInfo) -> bool:
-    """Return whether nothing but the agent has ended the run. A signal interrupts an agent, whoever
-    sends it."""
+    """Return whether the agent ended the run by itself. A signal interrupts it."""
     kind = info.reason.kind if info.reason is not None else None
     exited = kind is ReasonKind.EXIT and info.exit_code is not None
     reported = kind in (ReasonKind.AGENT, ReasonKind.RESULT)

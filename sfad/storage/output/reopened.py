@@ -2,8 +2,8 @@
 
 The kernel asks a thread before it opens, and perhaps truncates, a file that is watched. The thread
 keeps the newest bytes and allows it, within some 20 us. So a root's daemon also knows what a run
-has written between two looks of the daemon. Writing needs no open(2), and asks nobody. While the
-daemon is stopped (SIGSTOP), such an open waits for it; if it dies, the kernel allows it.
+has written between two looks of the daemon. A write needs no open(2), so it does not wait. While
+the daemon is stopped (SIGSTOP), such an open waits for it; if it dies, the kernel allows it.
 """
 
 import ctypes
