@@ -25,6 +25,8 @@ PATIENCE = 2.0
 """Seconds that a server has to say what it is. While it thinks, the first call of a run waits."""
 MOST_SAID = 1 << 20
 """Bytes of an answer. One that is longer says nothing."""
+_ONCE = {"connection": "close"}
+"""A server that has one connection at a time would answer the call itself only after this one."""
 MOST_KNOWN = 64
 """Upstreams of which it is remembered. Trees name their own."""
 
@@ -91,7 +93,7 @@ class LocalModels:
     ) -> None:
         said = bytearray()
         with suppress(httpx2.HTTPError, httpx2.InvalidURL, ValueError, RecursionError):
-            async with self._client.stream("GET", url) as response:
+            async with self._client.stream("GET", url, headers=_ONCE) as response:
                 async for piece in response.aiter_bytes():
                     said += piece
                     if len(said) > MOST_SAID:

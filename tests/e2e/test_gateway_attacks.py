@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import re
 import resource
 import signal
 import socket
@@ -88,6 +89,9 @@ def over(daemon: Daemon, run: str) -> tuple[RunInfo, list[Any]]:
     return info, [json.loads(line) for line in (output / f"{run}.out").read_text().splitlines()]
 
 
+LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
+
+
 @contextmanager
 def saying(reply: bytes) -> Iterator[tuple[str, list[bytes]]]:
     """Yield the address of an upstream that answers each request with these bytes and hangs up, and
@@ -100,15 +104,13 @@ def saying(reply: bytes) -> Iterator[tuple[str, list[bytes]]]:
             while True:
                 connection, _ = listener.accept()
                 with connection, suppress(OSError):
-                    head = b""
-                    while b"\r\n\r\n" not in head:
-                        head += connection.recv(65536)
+                    with connection.makefile("rb") as requests:
+                        head = b"".join(iter(requests.readline, b"\r\n"))
+                        # what is not read would end the connection in the middle of the reply
+                        requests.read(int((LENGTH.findall(head) or [0])[0]))
                     if head.startswith(b"POST"):  # the rest asks which program it is
                         heads.append(head)
                     connection.sendall(reply)
-                    connection.shutdown(socket.SHUT_WR)
-                    while connection.recv(65536):
-                        pass
 
     thread = threading.Thread(target=serve)
     thread.start()
