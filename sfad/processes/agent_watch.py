@@ -27,7 +27,7 @@ from .contain.interface import RunContainment
 from .executed_files import Executed, ExecutedFiles, Unsure
 from .launched_runs import LaunchedRun, LaunchedRuns
 from .launcher import Unidentifiable
-from .watch import Emitter
+from .watch import Emitter, Reactor
 
 _LOOK_EVERY = 0.5
 """Seconds between two looks at all processes; with exec events, until the first and only one."""
@@ -57,7 +57,10 @@ class _Seen(NamedTuple):
 
 
 class AgentWatch:
-    def __init__(self, emitter: Emitter, runs: LaunchedRuns, containment: RunContainment) -> None:
+    def __init__(
+        self, reactor: Reactor, emitter: Emitter, runs: LaunchedRuns, containment: RunContainment
+    ) -> None:
+        self._reactor = reactor
         self._emitter = emitter
         self._runs = runs
         self._containment = containment
@@ -69,7 +72,6 @@ class AgentWatch:
         self._searching: set[RunId] = set()
         """Runs of which files are searched now. Their file systems may never answer, which must
         delay no other run."""
-        self._nursery: trio.Nursery | None = None
         self._told: dict[int, _Seen] = {}
         """What the last look at all processes has found, by pid."""
         self._at_once = float(_AT_ONCE)
@@ -89,11 +91,6 @@ class AgentWatch:
             self._scope.cancel()
 
     async def serve(self) -> None:
-        async with trio.open_nursery() as self._nursery:
-            self._searching = set()
-            await self._serve()
-
-    async def _serve(self) -> None:
         while True:
             with trio.CancelScope() as self._scope:
                 if not self._programs:
@@ -215,20 +212,15 @@ class AgentWatch:
         for run_id, processes in wanted.items():
             if run_id in self._searching:
                 self._unsure.update((each.pid, each) for each in processes)
-            elif self._nursery is not None:
+            else:
                 self._searching.add(run_id)
-                self._nursery.start_soon(self._search, run_id, processes)
+                self._reactor.task(self._search, run_id, processes)
 
     async def _search(self, run: RunId, wanted: list[Unsure]) -> None:
-        """Tell the agent programs of a run that only their files show."""
+        """Tell the agent programs of a run that only their files show. Raises `OSError`."""
         own = trio.CapacityLimiter(1)
-        try:
-            found = await in_thread(self._files.search, wanted, abandon=True, limiter=own)
-        except OSError:  # no thread can be started now
-            self._unsure.update((each.pid, each) for each in wanted)
-            return
-        finally:
-            self._searching.discard(run)
+        found = await in_thread(self._files.search, wanted, abandon=True, limiter=own)
+        self._searching.discard(run)
         for pid, executed in found.items():
             cmdline = kernel.read(f"/proc/{pid}/cmdline")
             seen = self._as_seen(pid, executed, cmdline) if cmdline else None

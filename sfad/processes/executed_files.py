@@ -156,14 +156,18 @@ class ExecutedFiles:
 
     def search(self, unsure: Iterable[Unsure]) -> dict[int, Executed]:
         """Return which agent programs these processes execute, as their files and the programs
-        installed in the PATH of each, and of the processes above it, tell."""
+        installed in the PATH of each, and of the processes above it, tell. Raises `OSError` if no
+        descriptor or memory is free."""
         found = {}
         for each in unsure:
-            # what cannot be looked at is not recognised: it has ended, or its files are gone
-            with suppress(OSError):
+            try:
                 executed = self._search(each)
-                if executed is not None:
-                    found[each.pid] = executed
+            except OSError as error:
+                if error.errno in kernel.SHORTAGES:
+                    raise
+                continue  # not recognised: it has ended, or its files are gone
+            if executed is not None:
+                found[each.pid] = executed
         return found
 
     def _search(self, one: Unsure) -> Executed | None:

@@ -30,6 +30,8 @@ _MAX_READ = 8 * 1024 * 1024
 process can show any amount."""
 GONE = frozenset({errno.ENOENT, errno.ESRCH, errno.ENODEV, errno.ENOTDIR})
 _HIDDEN = frozenset({errno.EACCES, errno.EPERM})
+SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+"""What passes: the same call may work a moment later."""
 RELEASE = tuple(int(number) for number in re.findall(r"\d+", platform.release())[:2])
 """Of Linux: the first two numbers."""
 

@@ -248,7 +248,7 @@ class LocalLauncher(Launcher):
         self._adopter = Adopter(self._runs, self._containment.adopted, self._cpus, self._mains)
         self._handover = LaunchHandover(self._runs)
         self._footprints = Footprints(self._runs, self._containment, complaints)
-        self._agents = AgentWatch(emitter, self._runs, self._containment)
+        self._agents = AgentWatch(self._reactor, emitter, self._runs, self._containment)
 
     @property
     def detail(self) -> str:

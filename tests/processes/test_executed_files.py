@@ -5,15 +5,19 @@ The programs are imitations: copies of `sleep`, made large, and scripts."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import resource
 import shutil
 from pathlib import Path
 
 import pytest
+import trio
 
 from sfad.core.events import AgentSeen, MainExited
-from sfad.processes.executed_files import ExecutedFiles
+from sfad.processes.executed_files import ExecutedFiles, File, Unsure
+from tests.harness import until
 from tests.processes.rig import Rig
 from tests.processes.test_agent_watch import agent, either_way
 
@@ -117,6 +121,37 @@ async def test_what_is_no_agent(rig: Rig, installed: Path, line: str) -> None:
     seen = [each for each in rig.events if isinstance(each, AgentSeen)]
     assert {each.process.command for each in seen} == {"./last 300"}
     await rig.stop("a1")
+
+
+@pytest.mark.usefixtures("either_way")
+async def test_a_shortage_of_descriptors_is_told_and_passes(rig: Rig, installed: Path) -> None:
+    """The rig fails if the log speaks of an internal error."""
+    rig.launcher.watch_agents(NAMES)
+    os.mkfifo(installed / "gate")
+    rig.launch("a1", "sh", "-c", f"cd {installed}; cat gate; ln -s {CLAUDE} ed; ./ed 300; true")
+    await rig.running("a1")
+    gate = await trio.to_thread.run_sync(os.open, installed / "gate", os.O_WRONLY)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        os.close(gate)
+        await until(lambda: bool(rig.complaints))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert os.strerror(errno.EMFILE) in rig.complaints[0]
+    assert (await agent(rig, "a1")).program == "claude"
+    await rig.stop("a1")
+
+
+def test_what_cannot_be_searched_for_want_of_descriptors_is_no_answer() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    script = Unsure(os.getpid(), ("python3", "x"), File((0, 0), 0, 0, (0, 0)), "python3", 0)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        with pytest.raises(OSError, match=os.strerror(errno.EMFILE)):
+            ExecutedFiles(NAMES).search([script])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 async def test_ordinary_programs_are_not_searched(

@@ -5,7 +5,6 @@ nor signal it, and the kernel still says of each connection to the gateway which
 comes from.
 """
 
-import errno
 import fcntl
 import os
 import resource
@@ -14,6 +13,7 @@ import signal
 import socket
 from contextlib import suppress
 
+from ..kernel import SHORTAGES
 from .kernel import join_namespace
 
 _NS_GET_USERNS = 0xB701
@@ -25,7 +25,6 @@ _BACKLOG = 128
 _AGAIN = 0.25
 """Seconds until the listener is looked at again when there was no room, or no descriptor on the
 whole machine."""
-_SHORTAGES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _SPARE = 16
 """Descriptors beside those of connections."""
 
@@ -167,7 +166,7 @@ class _Forwarder:
         except OSError as error:
             for one in opened:
                 one.close()
-            if error.errno in _SHORTAGES:
+            if error.errno in SHORTAGES:
                 self._accepting = False
                 self._poll.unregister(self._listener)
             return

@@ -34,7 +34,6 @@ _VACATED = "user.sfad.vacated"
 """An extended attribute of the leaf: the daemon, not systemd, has made it and moved there."""
 _CONTROL = ".control"
 """The cgroup in a delegated unit in which systemd starts `ExecStopPost=` commands."""
-_SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 _MOVE_PASSES = 10
 """Looks at a cgroup that is being emptied: each finds what was forked during the one before."""
 
@@ -84,7 +83,7 @@ class Controllers:
                 f"the cgroup controller {kind} cannot be enabled, "
                 f"so that limits are watched: {_said(error)}"
             )
-            if not self.enabled(kind, self._base) and error.errno not in _SHORTAGES:
+            if not self.enabled(kind, self._base) and error.errno not in kernel.SHORTAGES:
                 self.available.discard(kind)
             return False
         return True
@@ -269,10 +268,7 @@ def _probe_soon(directory: str) -> None:
         try:
             return _probe_inside(directory)
         except OSError as error:
-            if (
-                error.errno not in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
-                or monotonic() > until
-            ):
+            if error.errno not in kernel.SHORTAGES | {errno.EAGAIN} or monotonic() > until:
                 raise
         sleep(_PROBE_EVERY)
 
