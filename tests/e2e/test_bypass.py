@@ -134,15 +134,14 @@ def test_other_traffic_to_the_host_of_a_model_is_no_call(
     bounded = {"limits": [limit("cost", 0.5)]}
     with shared_host.client() as client:
         # these were looked at as often when the last one is told
-        idle = connecting(client, program(tmp_path, "opencode"), api, [], **bounded)
-        packages = connecting(client, program(tmp_path, "opencode"), api, PACKAGES, **bounded)
+        opencode = program(tmp_path, "opencode")
+        idle = connecting(client, opencode, api, [], **bounded)
+        packages = connecting(client, opencode, api, PACKAGES, **bounded)
         telemetry = connecting(client, program(tmp_path, "claude"), api, TELEMETRY, **bounded)
-        elsewhere = connecting(
-            client, program(tmp_path, "opencode"), f"localhost:{gated_port(shared_host)}", []
-        )
-        asked = connecting(client, program(tmp_path, "opencode"), api, CALL, gateway=False)
+        elsewhere = connecting(client, opencode, f"localhost:{gated_port(shared_host)}", [])
+        asked = connecting(client, opencode, api, CALL, gateway=False)
         quiet = [idle.id, packages.id, telemetry.id, elsewhere.id]
-        found = connecting(client, program(tmp_path, "opencode"), api, CALL)
+        found = connecting(client, opencode, api, CALL)
         assert until_event(client, "gateway_bypassed").run_id == found.id
         assert state(info(client, found.id), "cost")[2] == "nothing", "it goes on"
         assert state(info(client, asked.id), "cost")[2] == "nothing"

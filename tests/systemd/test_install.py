@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness import wait_until
+from tests.users import FIRST, SECOND
 
 from .booted import UID, USER, Booted, booted, impossible
 
@@ -28,7 +29,7 @@ WARNING = re.compile(
     r"warning: the daemon and its runs end when you log out; to prevent that: (.*)"
 )
 NIGHT = 5
-OTHERS = (1001, 1002)
+OTHERS = (FIRST, SECOND)
 """Users of the system's daemon, without a session."""
 
 
