@@ -179,6 +179,8 @@ class JobControl:
         if run is not None and (words := output.pause_warning(run)):
             self._progress.say(words)
         _stop_self(group=group)
+        if self._terminal:
+            self._terminal.run_paused()
         if self._regain_terminal() and run is not None:
             self._requests.ask(Resume(id=0, run=run.id, suspended=True), self._continued)
 

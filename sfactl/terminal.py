@@ -102,6 +102,10 @@ class Terminal:
         since, self._was_stopped = stopped and not self._was_stopped, stopped
         return since
 
+    def run_paused(self) -> None:
+        """Do not take it for a stop of the program's own that the daemon's pause has stopped it."""
+        self._was_stopped = True
+
     def proceed(self) -> None:
         """Continue the program in the run's foreground. It must draw its screen again even if it
         did not stop itself, and the kernel sends SIGWINCH only if the size changes, so change the
