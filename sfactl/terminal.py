@@ -38,6 +38,8 @@ class Terminal:
         self.timeout = STATE
         self._ending = False
         self._was_stopped = False
+        self._paused = False
+        """The run is paused, and was not seen to go on."""
         self.master, self.slave = os.openpty()
         self._saved: list[Any] | None = None
         if in_foreground():  # else the shell edits its command line there
@@ -99,22 +101,26 @@ class Terminal:
             )
         except (OSError, termios.error):  # it has ended, so the terminal has no session
             stopped = False
-        since, self._was_stopped = stopped and not self._was_stopped, stopped
+        if self._paused and stopped:
+            return False
+        since = stopped and not self._was_stopped
+        self._was_stopped, self._paused = stopped, False
         return since
 
     def run_paused(self) -> None:
-        """Do not take it for a stop of the program's own that the daemon's pause has stopped it."""
-        self._was_stopped = True
+        """Take the stop of a program that stands, by itself or by the daemon, for an old one."""
+        self._paused = True
 
     def proceed(self) -> None:
-        """Continue the program in the run's foreground. It must draw its screen again even if it
-        did not stop itself, and the kernel sends SIGWINCH only if the size changes, so change the
-        size twice."""
+        """Continue the program in the run's foreground if it stands still: where the daemon pauses
+        by SIGSTOP it goes on by itself, and may have stopped anew. It must draw its screen again,
+        and the kernel sends SIGWINCH only if the size changes, so change the size twice."""
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, b"\0" * 8)
         self.resize()
-        with suppress(OSError):  # it has ended, or belongs to another user
-            os.killpg(os.tcgetpgrp(self.master), signal.SIGCONT)
-        self._was_stopped = False
+        if self._paused:
+            with suppress(OSError):  # it has ended, or belongs to another user
+                os.killpg(os.tcgetpgrp(self.master), signal.SIGCONT)
+            self._was_stopped = self._paused = False
 
     def interests(self) -> dict[int, int]:
         """Read one chunk at a time in each direction, so that a slow side delays only its own
