@@ -98,10 +98,12 @@ class OutputBounds:
                 continue
             size += status.st_size
             tailed.times.note(suffix, status)
-            self._hold(tailed, suffix)
+            if suffix not in tailed.held:
+                self._hold(tailed, suffix)
             tailed.look_for_truncation(suffix, status)
-            grown = tailed.grown(suffix, status)
-            if self._unable or not _too_large(status, KEPT_AT_LEAST):
+            grown = tailed.sizes.get(suffix) != status.st_size
+            tailed.sizes[suffix] = status.st_size
+            if self._unable or status.st_blocks * 512 <= KEPT_AT_LEAST:
                 continue
             keep = self._keep(tailed.limit)
             if keep is not None and _too_large(status, keep):
@@ -376,9 +378,9 @@ class Tail:
 
     def read_milestones(self, run: RunId) -> None:
         """Tell of those that it has reached by now."""
-        if run in self.runs:
-            self.runs[run].read_milestones()
-            self._bounds.check(self.runs[run])  # what was told is kept, too
+        tailed = self.runs.get(run)
+        if tailed is not None and tailed.read_milestones():
+            self._bounds.check(tailed)  # what was told is kept, too
 
     def last_line(self, run: RunId) -> str | None:
         """Return the last line that the run's attempt has written on stderr; see

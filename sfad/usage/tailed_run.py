@@ -73,12 +73,12 @@ class StderrMilestones:
         self._reached = reached
         self._offset = 0
 
-    def look(self, size: int) -> None:
-        """Read on. `size`: of the file now. Raises `OSError`."""
+    def look(self, size: int) -> bool:
+        """Read on. Return whether there was more. `size`: of the file now. Raises `OSError`."""
         if size < self._offset:
             self._offset = 0  # it was truncated
         if size == self._offset:
-            return
+            return False
         descriptor = self._open()
         try:
             start = max(self._offset, size - MILESTONES_WITHIN)
@@ -94,6 +94,7 @@ class StderrMilestones:
         found = _LINE.findall(lines)
         if found and (text := self._text(*found[-1])):
             self._reached(text)
+        return True
 
     def _text(self, name: bytes, words: bytes) -> str:
         text = " ".join(clean(words).split())
@@ -145,19 +146,20 @@ class TailedRun:
     stdout: StdoutMeter | None = None
     size: int = 0
     """Of its files at the last look."""
+    sizes: dict[Suffix, int] = field(default_factory=dict)
+    """Of each."""
     times: WriteTimes = field(init=False)
     _inodes: dict[Suffix, int] = field(default_factory=dict)
     _taken: set[Suffix] = field(default_factory=set)
     """Files that have been told to be no longer where they were."""
     _begun: dict[Suffix, int] = field(default_factory=dict)
     """Sizes of the files when the attempt began, if this daemon began it."""
-    _held: dict[Suffix, int] = field(default_factory=dict)
+    held: dict[Suffix, int] = field(default_factory=dict)
     """Descriptors that keep processes from taking a lease on the files, by which they could not be
     bounded."""
     _newest: dict[Suffix, NewestBytes] = field(default_factory=dict)
     _truncated: dict[Suffix, int] = field(default_factory=dict)
     """How often the run was seen to have truncated a file."""
-    _sizes: dict[Suffix, int] = field(default_factory=dict)
     _closed: bool = False
     _errors: set[int | None] = field(default_factory=set)
 
@@ -198,41 +200,38 @@ class TailedRun:
     def hold(self, suffix: Suffix, descriptor: int | None = None) -> None:
         """Hold a file of a live run that is bounded, by this descriptor if it is given. Raises
         `OSError` as `OutputFiles.hold`."""
-        if self._closed or self.limit is None or suffix in self._held:
+        if self._closed or self.limit is None or suffix in self.held:
             if descriptor is not None:
                 os.close(descriptor)
             return
         if descriptor is None:
             descriptor = self.files.hold(self.run, suffix)
-        self._held[suffix] = descriptor
+        self.held[suffix] = descriptor
         self.reopenings.watch(descriptor)
-
-    def grown(self, suffix: Suffix, status: os.stat_result) -> bool:
-        """Return whether a file has another size than at the last call."""
-        before = self._sizes.get(suffix)
-        self._sizes[suffix] = status.st_size
-        return before != status.st_size
 
     def look_for_truncation(self, suffix: Suffix, status: os.stat_result) -> None:
         """Save what was there before the run truncated a file that is held. Tell so, each time
         their number has doubled."""
-        held = self._held.get(suffix)
+        held = self.held.get(suffix)
         if held is None or self.limit is None:
             return
-        newest = self._newest.setdefault(suffix, NewestBytes(self.budget))
+        newest, reopened = self._newest.get(suffix), self.reopenings.take(status.st_ino)
+        if newest is None:
+            if not status.st_size and not reopened:
+                return  # it has written nothing yet, as most runs to their end
+            newest = self._newest[suffix] = NewestBytes(self.budget)
         try:
-            reopened = self.reopenings.take(status.st_ino)
             for earlier in reopened:
-                self._save(suffix, newest.look_back(*earlier), self.limit)
+                if (found := newest.look_back(*earlier)) is not None:
+                    self._save(suffix, found, self.limit)
             found = newest.look(held, status, reopened=bool(reopened))
-            self._save(suffix, found, self.limit)
+            if found is not None:
+                self._save(suffix, found, self.limit)
         except OSError as error:
             self.failed(error, "what it had written before it truncated its output is lost")
 
-    def _save(self, suffix: Suffix, found: Truncation | None, limit: int) -> None:
+    def _save(self, suffix: Suffix, found: Truncation, limit: int) -> None:
         """Raises `OSError`."""
-        if found is None:
-            return
         lost = max(0, min(found.lost, limit - len(found.kept)))
         lost += self.files.save_truncated(self.run, suffix, found.kept)
         count = self._truncated[suffix] = self._truncated.get(suffix, 0) + 1
@@ -246,7 +245,7 @@ class TailedRun:
 
     def watch(self) -> None:
         """Have the files that are held watched, now that this is possible."""
-        for descriptor in self._held.values():
+        for descriptor in self.held.values():
             self.reopenings.watch(descriptor)
 
     def restore(self) -> None:
@@ -293,16 +292,18 @@ class TailedRun:
         """Tell `reached` of the milestones on its stderr; see `StderrMilestones`."""
         self.milestones = StderrMilestones(name, lambda: self._open(".err"), reached)
 
-    def read_milestones(self) -> None:
+    def read_milestones(self) -> bool:
+        """Return whether there was more on its stderr."""
         status = self.status(".err") if self.milestones is not None else None
         if status is None or self.milestones is None:
-            return
+            return False
         try:
-            self.milestones.look(status.st_size)
+            return self.milestones.look(status.st_size)
         except FileNotFoundError:
             pass  # replaced since; that is told
         except OSError as error:
             self.failed(error, "its stderr cannot be read for milestones")
+        return False
 
     def last_line(self) -> str | None:
         """Return the last line of what the attempt has written on stderr; see `last_line`."""
@@ -341,8 +342,8 @@ class TailedRun:
         self._close_meter()
 
     def _release(self) -> None:
-        while self._held:
-            descriptor = self._held.popitem()[1]
+        while self.held:
+            descriptor = self.held.popitem()[1]
             self.reopenings.unwatch(descriptor)
             os.close(descriptor)
 

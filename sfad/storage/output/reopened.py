@@ -73,8 +73,9 @@ class Reopenings:
     def unwatch(self, descriptor: int) -> None:
         """Watch it no more: the kernel keeps the inode of each watched file in memory."""
         self._mark(_MARK_REMOVE, descriptor)
-        with suppress(OSError):
-            self._seen.pop(os.fstat(descriptor).st_ino, None)
+        if self._seen:
+            with suppress(OSError):
+                self._seen.pop(os.fstat(descriptor).st_ino, None)
 
     def take(self, inode: int) -> list[Earlier]:
         """Return the file as it was before each process opened it since the last call."""
