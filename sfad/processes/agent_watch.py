@@ -22,7 +22,7 @@ from ..host.process_events import ExecEvents
 from ..host.tasks import in_thread
 from ..protocol.known import KNOWN_PROGRAMS
 from ..protocol.types import RunId
-from . import kernel, observed
+from . import kernel
 from .contain.interface import RunContainment
 from .executed_files import Executed, ExecutedFiles, Unsure
 from .launched_runs import LaunchedRun, LaunchedRuns
@@ -77,7 +77,8 @@ class AgentWatch:
         self._at_once = float(_AT_ONCE)
         self._counted_at = -math.inf
         self._scope = trio.CancelScope()
-        self._waiting = trio.CancelScope()
+        self._waiting: trio.CancelScope | None = None
+        """That of the wait for events; `None` while it does not wait."""
         runs.emptied = self._stop_soon
 
     def watch(self, programs: frozenset[str]) -> None:
@@ -112,6 +113,7 @@ class AgentWatch:
         while self._runs:
             with trio.CancelScope(deadline=look_at) as self._waiting:
                 await trio.lowlevel.wait_readable(events)
+            self._waiting = None
             pids = events.pids()
             if pids is None or trio.current_time() >= look_at:
                 pause, look_at = max(_GATHER, self._look_at_all()), math.inf
@@ -124,9 +126,10 @@ class AgentWatch:
 
     def _stop_soon(self) -> None:
         """Look soon whether a run is live: runs may follow each other."""
-        soon = trio.current_time() + _LOOK_EVERY
-        if soon < self._waiting.deadline:  # to set it costs ten calls, whatever it was
-            self._waiting.deadline = soon
+        waiting, soon = self._waiting, trio.current_time() + _LOOK_EVERY
+        # to set it costs ten calls, whatever it was
+        if waiting is not None and soon < waiting.deadline:
+            waiting.deadline = soon
 
     def _pause(self, least: float) -> float:
         """Count a wake-up. Return for how long events gather: `least` while wake-ups are rare."""
@@ -253,7 +256,7 @@ class AgentWatch:
         main = run.main.command if run.main is not None else None
         line = [
             each.pid
-            for each in islice(observed.ancestors(pid, os.getpid()), _MAX_ABOVE)
+            for each in islice(kernel.ancestors(pid, os.getpid()), _MAX_ABOVE)
             if each.pid != os.getpid()
         ]
         if main in line:

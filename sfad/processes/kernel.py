@@ -118,6 +118,14 @@ def stat(pid: int) -> Stat | None:
     )
 
 
+def ancestors(pid: int, top: int = 0) -> Iterator[Stat]:
+    """Yield a process and its ancestors, up to `top`, or as far as /proc tells. The pid of one that
+    ends may be used again. Raises `OSError`."""
+    while pid > 0 and (process := stat(pid)):
+        yield process
+        pid = process.parent if pid != top else 0
+
+
 def ticks_since_boot() -> int:
     """Return the start time, as `Stat.started` counts it, of a process that begins now: the kernel
     takes it from this clock, and shows it rounded down (`start_boottime`, fs/proc/array.c)."""

@@ -6,7 +6,7 @@ user, the answer is `None`, or what `ask` was given. Any other failure is an `OS
 what psutil is not asked.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
 from typing import TypeVar
 
@@ -51,14 +51,6 @@ def threads_stopped(pid: int) -> bool:
     return all(
         thread is None or ask(thread.status, psutil.STATUS_DEAD) in _STILL for thread in threads
     )
-
-
-def ancestors(pid: int, top: int = 0) -> Iterator[psutil.Process]:
-    """Yield a process and its ancestors, up to `top`, or as far as /proc tells. The pid of one that
-    ends may be used again."""
-    while pid > 0 and (process := find(pid)):
-        yield process
-        pid = ask(process.ppid, 0) if pid != top else 0
 
 
 _kept = lru_cache(maxsize=1024)(psutil.Process)

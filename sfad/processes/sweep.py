@@ -138,7 +138,7 @@ def _kill_carriers(instance: str, spare: Set[RunId], bases: Iterable[str]) -> It
     its ancestors."""
     until = monotonic() + _SWEEP_WITHIN
     prefix = f"{instance}:".encode()
-    mine, kept = {each.pid for each in observed.ancestors(os.getpid())}, frozenset[int]()
+    mine, kept = {each.pid for each in kernel.ancestors(os.getpid())}, frozenset[int]()
 
     def swept(one: membership.MarkedProcess, inherited: RunId | None) -> RunId | None:
         if inherited == membership.FOREIGN or one.process.pid in kept:

@@ -321,7 +321,7 @@ class Session:
             and (one := observed.find(pid)) is not None
             and observed.ask(one.create_time, 0.0) >= earliest
             and observed.ask(one.cwd, cwd) == cwd
-            and self.family.isdisjoint(each.pid for each in observed.ancestors(pid))
+            and self.family.isdisjoint(each.pid for each in kernel.ancestors(pid))
             for pid in psutil.pids()
             if (command := kernel.read(f"/proc/{pid}/cmdline")) and mentioned in command
         )

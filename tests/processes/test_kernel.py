@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 
 import pytest
 
 from sfad.processes import kernel, observed
+from sfad.processes.contain.membership import with_steady_ancestors
+from tests.harness import wait_until
 
 GROW = """
 import ctypes, struct, sys, time
@@ -45,5 +49,22 @@ def test_a_process_cannot_choose_how_much_is_read_of_it() -> None:
             assert len(kernel.read(f"/proc/{process.pid}/cmdline") or b"") == 4096
             assert kernel.command(process.pid) == [""]
             assert (observed.why_alive(process.pid) or "").startswith("sleeping (S)")
+        finally:
+            process.kill()
+
+
+def test_what_a_process_does_meanwhile_does_not_change_who_it_is() -> None:
+    with subprocess.Popen(["/bin/sleep", "1000"]) as process:
+
+        def look(chain: list[kernel.Stat]) -> list[int]:
+            process.send_signal(signal.SIGSTOP if chain[0].state != "T" else signal.SIGCONT)
+            wait_until(
+                lambda: (now := kernel.stat(process.pid)) and now.state != chain[0].state,
+                "another state",
+            )
+            return [each.pid for each in chain]
+
+        try:
+            assert with_steady_ancestors(process.pid, look) == [process.pid, os.getpid()]
         finally:
             process.kill()

@@ -34,7 +34,7 @@ from ...core.state.naming import (
 from ...core.state.policy import MAX_LABELS, Invalid
 from ...core.state.request import Asked, SessionAsked, ToolLists, narrowed
 from ...hooks.event_hooks import CHANNEL
-from ...processes import kernel, observed
+from ...processes import kernel
 from ...protocol.known import ANY_PROGRAM, BY_REPORT, NO_METER, TIME_SAID
 from ...protocol.messages import OwnServerAsked, Spawn
 from ...protocol.requests.plans import Provider
@@ -296,8 +296,7 @@ def keep_alone(request: Spawn, _: SpawnContext) -> Spawn:
     """Have a program do its work itself that would use a server of its own, which a person or
     another run may have started."""
     program, given = _words_after(request)
-    more = words_alone(OWN_SERVERS.get(program), given)
-    if not more:
+    if program not in OWN_SERVERS or not (more := words_alone(OWN_SERVERS[program], given)):
         return request
     at = len(request.argv) - len(given)
     return replace(request, argv=[*request.argv[:at], *map(os.fsencode, more), *request.argv[at:]])
@@ -403,7 +402,7 @@ def check_bounds(request: Spawn, _: SpawnContext) -> None:
     the frame and by execve(2)."""
     isolation = request.isolation or _NO_ISOLATION
     paths = (*isolation.writable, *isolation.readable)
-    tools = sum(len(tool) + 1 for tool in (*request.allowed_tools, *request.blocked_tools))
+    tools = (*request.allowed_tools, *request.blocked_tools)
     labels = max((len(word) for pair in request.labels.items() for word in pair), default=0)
     for what, value, limit in (
         ("bytes of cwd", len(request.cwd), 4096),
@@ -423,16 +422,20 @@ def check_bounds(request: Spawn, _: SpawnContext) -> None:
         ("characters of a label", labels, 256),
         ("characters of --type", len(request.run_type or ""), 64),
         ("characters of --channel", len(request.channel or ""), 64),
-        ("characters of tool names, with 1 more for each", tools, 65536),
+        (
+            "characters of tool names, with 1 more for each",
+            sum(map(len, tools)) + len(tools),
+            65536,
+        ),
         ("characters of patterns of models", sum(map(len, request.allowed_models)), 4096),
         (
             "bytes of writable and readable paths, with 1 more for each",
-            sum(len(path) + 1 for path in paths),
+            sum(map(len, paths)) + len(paths),
             65536,
         ),
         (
             "characters of --egress, with 1 more for each",
-            sum(len(host) + 1 for host in isolation.egress),
+            sum(map(len, isolation.egress)) + len(isolation.egress),
             16384,
         ),
         ("names in the claimed chain", len(request.claim.names), 64),
@@ -553,7 +556,7 @@ def is_own_program(shim: int, run: Live, request: Spawn) -> bool:
     program = program_name([os.fsdecode(word) for word in request.argv[:1]])
     if run.main is None or request.name is not None or program_name(run.run.asked.argv) != program:
         return False
-    for process in observed.ancestors(shim):
+    for process in kernel.ancestors(shim):
         if process.pid != shim and executes(kernel.command(process.pid), program):
             return False
         if process.pid == run.main.pid:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from time import monotonic
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
@@ -20,7 +21,7 @@ from ..credentials import COOKIE
 from ..kernel import reaped
 from ..launched_runs import LaunchedRun, LaunchedRuns, cookie, cookie_run
 from ..launcher import Bounds, Unidentifiable
-from ..observed import ancestors, ask, find
+from ..observed import ask, find
 from .interface import RunContainment
 
 # ---- Which run a process is in by its ancestors and its cookie, where no cgroup tells
@@ -42,21 +43,23 @@ def run_by_cookie(pid: int, runs: LaunchedRuns) -> RunId | None:
 
 
 _Found = TypeVar("_Found")
+_identity = attrgetter("pid", "started")
 
 
-def with_steady_ancestors(pid: int, look: Callable[[list[psutil.Process]], _Found]) -> _Found:
+def with_steady_ancestors(pid: int, look: Callable[[list[kernel.Stat]], _Found]) -> _Found:
     """Return what `look` says of a process and its ancestors, up to this process, if they were the
     same before and after: the pid of a parent that ends meanwhile may be used again. Raises
     `Unidentifiable` if they keep changing."""
     for _ in range(_ANCESTRY_READS):
-        chain = list(ancestors(pid, os.getpid()))
+        chain = list(kernel.ancestors(pid, os.getpid()))
         answer = look(chain)
-        if chain == list(ancestors(pid, os.getpid())):
+        after = kernel.ancestors(pid, os.getpid())
+        if list(map(_identity, chain)) == list(map(_identity, after)):
             return answer
     raise Unidentifiable(f"the ancestors of process {pid} keep changing")
 
 
-def descends(chain: list[psutil.Process]) -> bool:
+def descends(chain: list[kernel.Stat]) -> bool:
     """Return whether a process descends from this one, by its ancestors."""
     return len(chain) > 1 and chain[-1].pid == os.getpid()
 
@@ -65,12 +68,10 @@ def run_by_ancestors(pid: int, run_of: Callable[[int], RunId | None]) -> tuple[R
     """Return the run of the nearest process that `run_of` knows, of `pid` and its ancestors; and
     whether `pid` descends from this process. Raises `Unidentifiable`."""
 
-    def look(chain: list[psutil.Process]) -> tuple[RunId | None, bool]:
-        run_id = next(
-            (run_id for one in chain if one.pid != os.getpid() and (run_id := run_of(one.pid))),
-            None,
-        )
-        return run_id, descends(chain)
+    def look(chain: list[kernel.Stat]) -> tuple[RunId | None, bool]:
+        me = os.getpid()
+        found = (run_of(one.pid) for one in chain if one.pid != me)
+        return next(filter(None, found), None), descends(chain)
 
     return with_steady_ancestors(pid, look)
 
@@ -226,7 +227,8 @@ def run_by_marks(
     if one.cookie is not None:
         # where another daemon's run has started this daemon and the earlier one, an orphan may be
         # below that run's processes
-        return None if one.process.pid in {each.pid for each in ancestors(os.getpid())} else FOREIGN
+        mine = {each.pid for each in kernel.ancestors(os.getpid())}
+        return None if one.process.pid in mine else FOREIGN
     return tags.get(one.tag) if one.tag is not None else None
 
 

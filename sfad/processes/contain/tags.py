@@ -135,16 +135,15 @@ class TagsMembership:
             raise unmarked(pid)
         return run_id
 
-    def _by_descent(self, line: list[psutil.Process]) -> tuple[RunId | None, bool]:
+    def _by_descent(self, line: list[Stat]) -> tuple[RunId | None, bool]:
         """Return the run, and whether the process descends from this one."""
         found: RunId | None = None
         ours = descends(line)
         for ancestor in reversed(line[:-1] if ours else line if self._adopted else []):
-            found = (
-                self._marked_below(ancestor.pid, found)
-                if ours
-                else self._adopted.run_of(with_marks(ancestor), found)
-            )
+            if ours:
+                found = self._marked_below(ancestor.pid, found)
+            elif (process := observed.find(ancestor.pid)) is not None:
+                found = self._adopted.run_of(with_marks(process), found)
         return found or None, ours
 
     def run_of_child(self, pid: int) -> RunId | None:

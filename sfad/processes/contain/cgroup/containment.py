@@ -25,7 +25,7 @@ import trio
 
 from ....host.descriptors import lifted
 from ....protocol.types import RunId
-from ... import kernel, observed
+from ... import kernel
 from ...kernel import cgroup_id
 from ...launched_runs import LaunchedRun, LaunchedRuns, run_ids
 from ...launcher import Complain, Unidentifiable
@@ -459,7 +459,7 @@ class CgroupMembership:
     def _refuse_moved(self, pid: int, run_id: RunId) -> None:
         """Raise `Unidentifiable` for a process in the cgroup of a run that has not started it: it
         would have its rights."""
-        line = (self._orphans.owned.get(each.pid) for each in observed.ancestors(pid))
+        line = (self._orphans.owned.get(each.pid) for each in kernel.ancestors(pid))
         began = next((each for each in line if each is not None), None) or self._runs.by_cookie(pid)
         if began is not None and not self._runs.within(run_id, began):
             raise Unidentifiable(
