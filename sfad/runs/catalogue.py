@@ -262,6 +262,12 @@ class RunCatalogue:
         """Return a live run as it is shown now."""
         return self._with_signs(info_of(live, trio.current_time(), footprint), live)
 
+    def begun(self, run: RunId) -> RunInfo | None:
+        """As `info`, of a run that was admitted or started just now, of which there is no sign of
+        life yet: to look takes five system calls."""
+        live = self.live.get(run)
+        return info_of(live, trio.current_time()) if live is not None else self.info(run)
+
     def _with_signs(self, info: RunInfo, live: Live) -> RunInfo:
         """Add when the run was heard of last, and whether a signal has stopped it."""
         if not live.run.attempt or live.run.status.terminal:

@@ -298,12 +298,12 @@ def _without_calls(account: Account, kind: LimitKind) -> float | None:
 def _limit(live: Live, active: ActiveLimit, now: float, *, known: bool) -> LimitState:
     limit, kind = active.limit, active.limit.kind
     above = _tighter(live, active) if live.run.parent is not None else None
+    used: float | None = None
     reserved: float = 0
     if kind is LimitKind.TIME:
-        used: float | None = live.run.clock.elapsed(now)
-    else:
-        used = live.run.account.used(kind) if known else None
-        reserved = live.run.account.under_way(kind)
+        used = live.run.clock.elapsed(now)
+    elif known:
+        used, reserved = live.run.account.used(kind), live.run.account.under_way(kind)
     if used is not None and kind in COSTS:
         used, reserved = to_usd(int(used)), to_usd(int(reserved))
     return LimitState(

@@ -205,6 +205,8 @@ async def test_who_asks_often_has_the_kernel_asked_for_signs_of_life_once(
 
         runtime.catalogue.heard = heard
         live.signs = None
+        begun = runtime.catalogue.begun(run)
+        assert (looks, begun is not None and begun.last_heard_at) == ([], None)
         monkeypatch.setattr(catalogue, "SIGNS_FOR", 3600.0)
         first, second = runtime.catalogue.shown(live), runtime.catalogue.shown(live)
         assert first.last_heard_at is not None

@@ -171,9 +171,9 @@ class Asker:
     def __call__(self, answer: c.Answer) -> None:
         match answer:
             case c.SpawnDone(run) if run.asked.session is not None:
-                self._reply_with(self.runtime.catalogue.info(run.id), lowered(run))
+                self._reply_with(self.runtime.catalogue.begun(run.id), lowered(run))
             case c.SpawnDone(run):
-                self._reply_with(self.runtime.catalogue.info(run.id))
+                self._reply_with(self.runtime.catalogue.begun(run.id))
             case c.Changed(run):
                 self._reply_with(self.runtime.catalogue.info(run.id))
             case c.Known(known):
