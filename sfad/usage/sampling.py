@@ -195,8 +195,6 @@ class Sampler:
             self._small.discard(run)
             if threshold <= _SMALL:
                 self._small.add(run)
-        if self._waiting.deadline != math.inf:
-            self._waiting.deadline = math.inf
         if not self._looking or self._pace() < self._pause or (self._resting and sooner):
             self._waiting.cancel()
 
@@ -204,8 +202,10 @@ class Sampler:
         self._pids.pop(run, None)
         self._memory.pop(run, None)
         self._small.discard(run)
-        if self._resting and not (self._pids or self._memory):
-            self._waiting.deadline = trio.current_time() + IDLE  # runs may follow each other
+        # runs may follow each other. To set it costs ten calls
+        none = not (self._pids or self._memory)
+        if none and self._resting and self._waiting.deadline == math.inf:
+            self._waiting.deadline = trio.current_time() + IDLE
 
     async def serve(self) -> None:
         took = 0.0

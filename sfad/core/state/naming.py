@@ -180,10 +180,11 @@ def executed_word(argv: Sequence[str], program: str) -> int | None:
 def named_word(argv: Sequence[str], program: str) -> int | None:
     """Return where a command names its program, which is known; `None` if that is not a word of its
     own."""
-    names = (_clean(_base(_package(word))) for word in argv)
-    return next(
-        (at for at, name in enumerate(names) if _BY_PACKAGE.get(name, name) == program), None
-    )
+    for at, word in enumerate(argv):
+        name = _clean(_base(_package(word)))
+        if _BY_PACKAGE.get(name, name) == program:
+            return at
+    return None
 
 
 _ONLY_TELLS = frozenset({"--version", "--help", "-v", "-V", "-h"})

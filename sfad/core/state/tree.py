@@ -73,10 +73,9 @@ def typed_bounds(run: Run) -> Iterator[tuple[Run, ActiveLimit]]:
             if grant is None
             else set(grant.typed)
         )
-        found = (
-            each.limits[kind] for kind in NEED_COUNTING if kind in typed and kind in each.limits
-        )
-        yield from ((each, active) for active in found if active.binds)
+        for kind in NEED_COUNTING:
+            if kind in typed and kind in each.limits and each.limits[kind].binds:
+                yield each, each.limits[kind]
 
 
 def narrower(asked: Bound | None, inherited: Bound) -> Bound:

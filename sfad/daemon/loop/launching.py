@@ -392,7 +392,8 @@ class Launching:
         """Return the directories that come first in the run's PATH: the installed shims, then the
         automatic ones."""
         run = live.run
-        found = [self.shims.in_path if self.shims.open_to(run.birth.uid) else None]
+        installed = self.shims.in_path is not None and self.shims.open_to(run.birth.uid)
+        found = [self.shims.in_path if installed else None]
         if live.spawn.gateway:
             found.append(
                 self.automatic_shims.in_path(

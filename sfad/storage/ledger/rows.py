@@ -212,7 +212,7 @@ def insert_op(
         info.created_at.timestamp(),
         info.group,
         *_fixed_info(info),
-        *map(_json, _fixed_info_json(info)),
+        *_jsons(_fixed_info_json(info)),
         *_fixed_extra(extra),
     )
     return Op(
@@ -258,13 +258,14 @@ def plan_op(provider: str, account: str, heard_at: float, known: str) -> Op:
 
 
 def _state(info: RunInfo, extra: RunExtra, boot_id: str | None) -> tuple[Any, ...]:
+    limits, usage, plans = _jsons((info.limits, _usages(info), info.plans))
     computed = (
         str(info.status),
         int(info.status.terminal),
         None if info.reason is None else _json(info.reason),
-        _json(info.limits),
-        _json(_usages(info)),
-        _json(info.plans),
+        limits,
+        usage,
+        plans,
         info.usage.cost_usd,
         info.usage.tokens,
         int(at_least(info.usage)),
@@ -290,6 +291,10 @@ def _usages(info: RunInfo) -> dict[Source, Usage]:
 
 def _json(value: object) -> str:
     return _encode(value).decode()
+
+
+def _jsons(values: Iterable[object]) -> Iterator[str]:
+    return map(bytes.decode, map(_encode, values))  # all of it in C: each row has ten
 
 
 def _moment(stamp: float) -> datetime:
