@@ -35,10 +35,6 @@ Position = Callable[[RunId], bytes | None]
 """Returns where a run's meter is; `None` for a run without one."""
 
 
-def nowhere(_run: RunId) -> None:
-    """The position where nothing new is to be saved of meters."""
-
-
 class RunJournal:
     def __init__(
         self, store: RetryingStore, spawns: SavedSpawns, continued_with: SavedContinuedWith
@@ -59,7 +55,7 @@ class RunJournal:
         if live.key is not None:
             own[f"{KEY}{run}"] = encode(live.key)
         try:
-            self._store.write(own | self._changes(others, nowhere))
+            self._store.write(own | self._changes(others))
         except OSError:
             self._spawns.forget(run)
             self._continued_with.forget(run)
@@ -75,7 +71,8 @@ class RunJournal:
             {f"{RUN}{live.run.id}": origin_of(live), f"{NOW}{live.run.id}": progress_of(live)}
         )
 
-    def save(self, runs: Iterable[Live], position: Position = nowhere) -> None:
+    def save(self, runs: Iterable[Live], position: Position | None = None) -> None:
+        """Save these runs, and with `position` where their meters are."""
         self._store.write_soon(self._changes(runs, position))
 
     @property
@@ -91,14 +88,14 @@ class RunJournal:
         """Save all live runs as they are at this moment. Raises `OSError`."""
         self._store.write(self._changes(runs, position))
 
-    def _changes(self, runs: Iterable[Live], position: Position) -> Changes:
+    def _changes(self, runs: Iterable[Live], position: Position | None = None) -> Changes:
         items, unwritten, changes = self._store.items, self._store.unwritten, Changes()
         for live in runs:
             run = live.run.id
             if f"{RUN}{run}" not in items:
                 continue  # it was refused
             changes[f"{NOW}{run}"] = progress_of(live)
-            if (where := position(run)) is not None:
+            if position is not None and (where := position(run)) is not None:
                 changes[f"{METER}{run}"] = where
         # after an adoption all runs are saved, and few have changed
         return {

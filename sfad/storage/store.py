@@ -47,7 +47,7 @@ class RunFiles:
         """Make the directory as `make_directory` does, and remove unfinished files of an earlier
         daemon. Raises `OSError`."""
         make_directory(directory)
-        self._directory = directory
+        self._directory, self._prefix = directory, f"{directory}/"
         for name in os.listdir(directory):
             if name.endswith(_UNFINISHED):
                 # not a daemon's: `save` sets it aside if it is in the way
@@ -108,7 +108,7 @@ class RunFiles:
 
     def _path(self, run: RunId, suffix: str) -> str:
         run_number(run)  # raises for anything that is not an id, such as a path
-        return f"{self._directory}/{run}{suffix}"
+        return f"{self._prefix}{run}{suffix}"
 
 
 def _unlink(path: str) -> None:

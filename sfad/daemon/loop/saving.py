@@ -14,7 +14,6 @@ from ...core.state.alerts import SavedAlerts
 from ...core.state.run import Run, run_number
 from ...core.state.vocabulary import ReasonKind
 from ...durable.budgets import BudgetBooks
-from ...durable.spool import nowhere
 from ...host.clock import wall_clock
 from ...host.displacement import Displacement
 from ...host.faults import crash_point
@@ -207,9 +206,7 @@ class Saver:
                 live for live in changed if live.run.id not in launched or live.run.attempt > 1
             ]
         if changed:
-            self.resources.spool.journal.save(
-                changed, self.metering.position if charges else nowhere
-            )
+            self.resources.spool.journal.save(changed, self.metering.position if charges else None)
         elif unsaved:
             self.resources.spool.plans.write()
         return []

@@ -21,13 +21,21 @@ from .truncated import MOST, NEWEST
 _CLASS_CONTENT, _CLOEXEC, _NONBLOCK = 4, 1, 2
 _MARK_ADD, _MARK_REMOVE = 1, 2
 _OPEN_PERM = 0x10000
-_AT_FDCWD = -100
 _EVENT = struct.Struct("=IBBHQii")
 _ANSWER = struct.Struct("=iI")
 _ALLOW = 1
 """linux/fanotify.h."""
 _BATCH = 4096
 _libc = ctypes.CDLL(None, use_errno=True)
+_mark = _libc.fanotify_mark
+_mark.argtypes = (
+    ctypes.c_int,
+    ctypes.c_uint,
+    ctypes.c_uint64,
+    ctypes.c_int,
+    ctypes.c_char_p,
+)
+"""Without a path it marks the file of a descriptor."""
 
 
 class Earlier(NamedTuple):
@@ -68,11 +76,13 @@ class Reopenings:
 
     def watch(self, descriptor: int) -> None:
         """Watch an open file."""
-        self._mark(_MARK_ADD, descriptor)
+        if self._queue >= 0:
+            _mark(self._queue, _MARK_ADD, _OPEN_PERM, descriptor, None)
 
     def unwatch(self, descriptor: int) -> None:
         """Watch it no more: the kernel keeps the inode of each watched file in memory."""
-        self._mark(_MARK_REMOVE, descriptor)
+        if self._queue >= 0:
+            _mark(self._queue, _MARK_REMOVE, _OPEN_PERM, descriptor, None)
         if self._seen:
             with suppress(OSError):
                 self._seen.pop(os.fstat(descriptor).st_ino, None)
@@ -80,16 +90,6 @@ class Reopenings:
     def take(self, inode: int) -> list[Earlier]:
         """Return the file as it was before each process opened it since the last call."""
         return self._seen.pop(inode, []) if self._seen else []
-
-    def _mark(self, how: int, descriptor: int) -> None:
-        if self._queue >= 0:
-            _libc.fanotify_mark(
-                self._queue,
-                how,
-                ctypes.c_uint64(_OPEN_PERM),
-                _AT_FDCWD,
-                f"/proc/self/fd/{descriptor}".encode(),
-            )
 
     def _serve(self, queue: int, ends: int) -> None:
         try:

@@ -370,7 +370,8 @@ def _prepare_and_ask(
     if request.gateway and (context.explicit or runtime.gateways.always) and caller is None:
         runtime.gateways.start_for_run(peer.uid, _once_served(asker, ask_core, descriptors))
         return
-    if request.gateway and request.direct is None and _is_agent(request):
+    is_agent = request.agent is not None or asked.agent_program
+    if request.gateway and request.direct is None and is_agent:
         runtime.gateways.start_ahead(peer.uid)
     ask_core()
 
