@@ -390,7 +390,7 @@ _CHOOSE = (
 _SYSTEM = "/etc/gemini-cli"
 _KEYS_ONLY = ("GEMINI_API_KEY", "GOOGLE_API_KEY", "GOOGLE_CLOUD_PROJECT", "GOOGLE_CLOUD_LOCATION")
 _OPTIONS = "NODE_OPTIONS"
-_FIRST = Path(__file__).with_name("gemini_first.mjs").read_text()
+_FIRST = quote(Path(__file__).with_name("gemini_first.mjs").read_text())
 _GOOGLE_LOGIN = {"oauth-personal", "cloud-shell", "compute-default-credentials"}
 
 
@@ -441,10 +441,9 @@ def _first(address: str, surroundings: Surroundings) -> str:
         json_file(surroundings.read, path),
         {"security": {"auth": {"selectedType": "gemini-api-key"}}},
     )
-    module = _FIRST.replace("{defaults}", json.dumps(path)).replace(
-        "{shown}", json.dumps(json.dumps(shown))
-    )
-    return "--import=data:text/javascript," + address.join(map(quote, module.split("{address}")))
+    module = _FIRST.replace(quote("{defaults}"), quote(json.dumps(path)))
+    module = module.replace(quote("{shown}"), quote(json.dumps(json.dumps(shown))))
+    return "--import=data:text/javascript," + module.replace(quote("{address}"), address)
 
 
 def _login_of(env: Mapping[str, str]) -> str | None:
