@@ -1,4 +1,4 @@
-"""Processes as psutil shows them: found, walked from child to parent, sampled.
+"""Processes as psutil shows them: found and sampled.
 
 A `psutil.Process` is one process, by its pid and its start, for as long as this daemon lives.
 psutil's exceptions are mapped here, once: for a process that has ended, or is hidden from this
