@@ -53,10 +53,11 @@ def routed(
         return request
     words = [os.fsdecode(word) for word in request.argv]
     program = program_name(words)
-    at = named_word(words, program)
+    known = program in KNOWN_PROGRAMS  # of another one neither words nor variables matter
+    at = named_word(words, program) if known else None
     setup = (
         setups.of(program, *_asked(words, at, request.env, gateways.of(uid).base))
-        if request.gateway
+        if request.gateway and known
         else setups.of(program)
     )
     if not request.gateway or setup.direct is not None:
@@ -102,8 +103,10 @@ def _around(
 
 def settings_file(request: Spawn) -> str | None:
     """Return the file of settings that a command of Claude Code names; `None` if there is none."""
+    if b"--settings" not in b" ".join(request.argv):
+        return None
     words = [os.fsdecode(word) for word in request.argv]
-    at = executed_word(words, "claude") if b"--settings" in b" ".join(request.argv) else None
+    at = executed_word(words, "claude")
     file = claude.settings_file(words[at + 1 :]) if at is not None else None
     return None if file is None else os.path.normpath(os.path.join(os.fsdecode(request.cwd), file))
 

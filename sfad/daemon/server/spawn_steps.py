@@ -384,17 +384,18 @@ def check_characters(request: Spawn, _: SpawnContext) -> None:
         for word in words:
             if b"\0" in word:
                 raise bad_request(f"a NUL byte in {what}: {word[:80]!r}")
-    if any("\0" in tool for tool in (*request.allowed_tools, *request.blocked_tools)):
-        raise bad_request("a NUL character in the name of a tool")
+    for tool in (*request.allowed_tools, *request.blocked_tools):
+        if "\0" in tool:
+            raise bad_request("a NUL character in the name of a tool")
     labels = [word for pair in request.labels.items() for word in pair]
     for name, texts in (
         ("a label", labels),
         ("--type", [request.run_type]),
         ("--channel", [request.channel]),
     ):
-        odd = next((text for text in texts if text is not None and not text.isprintable()), None)
-        if odd is not None:
-            raise bad_request(f"a control character in {name}: {odd[:80]!r}")
+        for text in texts:
+            if text is not None and not text.isprintable():
+                raise bad_request(f"a control character in {name}: {text[:80]!r}")
 
 
 def check_bounds(request: Spawn, _: SpawnContext) -> None:
