@@ -199,12 +199,18 @@ _ESTIMATED = " (estimated: a model has no price, and counts at that of another o
 
 
 def by_source(run: RunInfo) -> Iterator[str]:
-    """Yield the run's use by each source. The first is the one that other views show."""
-    several = len(run.usage_by_source) > 1
-    for source, usage in run.usage_by_source.items() or [(run.usage.source, run.usage)]:
+    """Yield the run's use by each source, and what other views show where no source tells just
+    that."""
+    shown = run.usage
+    told: list[tuple[str, Usage]] = [*run.usage_by_source.items()]
+    best = next((usage for source, usage in told if source == shown.source), None)
+    if best is None or (best.tokens, best.cost_usd) != (shown.tokens, shown.cost_usd):
+        best = shown
+        told.insert(0, ("together" if told else shown.source, shown))
+    for source, usage in told:
         if said := ", ".join(_amounts(usage)):
-            shown = ", shown elsewhere" if several and source == run.usage.source else ""
-            yield f"{said} [{source}{shown}]"
+            mark = ", shown elsewhere" if len(told) > 1 and usage is best else ""
+            yield f"{said} [{source}{mark}]"
 
 
 def totals(run: RunInfo) -> str:

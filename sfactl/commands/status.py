@@ -161,12 +161,13 @@ def facts(status: DaemonStatus) -> Iterator[tuple[str, str]]:
             ),
         )
     for budget in status.budgets:
-        left = max(0.0, budget.usd - budget.used_usd)
+        left = max(0.0, budget.usd - budget.used_usd - budget.reserved_usd)
         of_used = output.bound(budget)
         # what is left is at most so much where the use may still grow
         of_rest = output.bound(Usage(partial=budget.at_most, at_most=budget.partial))
         used, limit, rest = map(output.usd, (budget.used_usd, budget.usd, left))
-        spent = f"{of_used}{used} of {limit} USD a {budget.period} used, {of_rest}{rest} left"
+        held = f"{output.usd(budget.reserved_usd)} more reserved, " if budget.reserved_usd else ""
+        spent = f"{of_used}{used} of {limit} USD a {budget.period} used, {held}{of_rest}{rest} left"
         if budget.allowance_usd is not None:
             spent = (
                 f"{of_used}{used} USD used here, of {output.usd(budget.allowance_usd)} given by "

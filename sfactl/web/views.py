@@ -303,6 +303,7 @@ def money(status: DaemonStatus) -> dict[str, Any]:
                 "who": f"{each.scope} {plain(each.name)}",
                 "period": each.period,
                 "used": each.used_usd,
+                "reserved": each.reserved_usd,
                 "of": each.usd,
                 "mark": output.mark(each),
                 "renews": plain(each.renews),

@@ -20,6 +20,7 @@ CLAUDE_CONFIG_DIR/projects/DIRECTORY/SESSION.jsonl, and SESSION/subagents/agent-
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -170,6 +171,12 @@ class _ClaudeCharge(msgspec.Struct, frozen=True, array_like=True):
     def output(self) -> int:
         return max(self.used.output, max(self.whole, self.pieces) // counters.BYTES_A_TOKEN)
 
+    @property
+    def guessed(self) -> int:
+        """Output tokens of a message whose true ones are not told: what Claude Code prints of them
+        until then is a placeholder."""
+        return 0 if self.told else self.used.output
+
 
 class _ClaudeState(msgspec.Struct, array_like=True):
     messages: counters.RecentIds[_ClaudeCharge] = msgspec.field(
@@ -267,6 +274,11 @@ class ClaudeMeter(LineMeter[_ClaudeEvent, _ClaudeState]):
             if before is not None and before.model in sums:
                 sums[before.model] = counters.minus(sums[before.model], before.used)
             model = counters.add(sums, charge.model, charge.used)
+        guessed = Counter(self.reading.guessed)
+        if before is not None:
+            guessed[before.model] -= before.guessed
+        guessed[model] += charge.guessed
+        self.reading.guessed = dict(+guessed)
         self._state.messages.put(key, msgspec.structs.replace(charge, model=model))
 
     def _stream(self, partial: _ClaudePartial, speaker: str) -> None:
@@ -299,6 +311,7 @@ class ClaudeMeter(LineMeter[_ClaudeEvent, _ClaudeState]):
             cost = None  # it is of the same totals
         if models is not None:
             self._state.totals.restate(self.reading, event.session_id, models)
+            self.reading.guessed.clear()
         if models is not None or cost is not None:
             self._state.results += 1
             self.reading.uncovered.clear()

@@ -57,6 +57,9 @@ class Reading:
     """The part of `models` that `cost_usd` does not cover. The cost of a known program covers all
     its tokens, that of a `jsonl` line only the tokens of the line. Without meaning while `cost_usd`
     is `None`."""
+    guessed: dict[str, int] = field(default_factory=dict)
+    """The part of the output tokens in `models` that is estimated from the size of what was
+    printed."""
     partial: bool = False
     """Tokens and cost may still grow: something has begun whose final figures the agent has not
     told."""
@@ -366,10 +369,12 @@ class Estimate(msgspec.Struct, array_like=True):
             self.withdraw(reading)
             self.written, self.model = written, add(reading.models, model, _estimated(written))
             add(reading.uncovered, model, _estimated(written))
+            reading.guessed = {self.model: written // BYTES_A_TOKEN}
 
     def withdraw(self, reading: Reading) -> None:
         """Take the estimate out of the reading, because the agent tells the true figure."""
         estimated, self.written = _estimated(self.written), 0
+        reading.guessed.clear()
         for sums in (reading.models, reading.uncovered):
             if estimated.output and self.model in sums:
                 rest = minus(sums.pop(self.model), estimated)

@@ -107,7 +107,7 @@ class WantedLines:
 E = TypeVar("E")
 S = TypeVar("S", bound=msgspec.Struct)
 
-STATE = 9
+STATE = 10
 """The version of what meters dump. Raise it when a field of `Reading`, or of a meter's state, is
 added, removed or changes its meaning: older dumps are then ignored and the run's output is read
 again."""

@@ -138,8 +138,7 @@ def _largest_share(run: Run, at: float) -> float:
 
 
 def _used(run: Run, at: float) -> list[tuple[ActiveLimit, float]]:
-    """Return each limit of which something is used, without what calls under way have reserved:
-    they rarely use it."""
+    """Return each limit of which something is used, without what is only reserved."""
     time, account = run.limits.get(LimitKind.TIME), run.account
     found = [(time, run.clock.elapsed(at))] if time is not None else []
     if account.known and run.remote is None:  # else all that it was granted counts as used
@@ -149,7 +148,7 @@ def _used(run: Run, at: float) -> list[tuple[ActiveLimit, float]]:
                 and not KINDS[kind].instead
                 and (used := account.used(kind)) is not None
             ):
-                found.append((active, used - account.under_way(kind)))
+                found.append((active, used - account.reserved(kind)))
     return found
 
 

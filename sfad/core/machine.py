@@ -56,7 +56,6 @@ class Machine:
         self._attempts = AttemptTracker(context, self._lifecycle, self._stopping, self._pausing)
         self._tool_rules = ToolRules(context, self._stopping)
         self._unadmitted = Unadmitted(context, self._stopping)
-        self._bypasses = Bypasses(context, self._stopping)
         self._hand_offs = HandOffs(context, self._stopping)
         self._limit_holds = LimitHolds(context, self._stopping, self._pausing)
         self._limit_enforcement = LimitEnforcement(
@@ -67,6 +66,7 @@ class Machine:
             self._spending,
             self._attempts.retry_in_session,
         )
+        self._bypasses = Bypasses(context, self._spending, self._limit_enforcement, self._stopping)
         self._budget_enforcement = BudgetEnforcement(
             context, self._spending, self._stopping, self._pausing, self._limit_enforcement
         )
@@ -118,6 +118,7 @@ class Machine:
         self.why_sessions_refused = context.why_sessions_refused
         self.reservation = self._spending.reservation
         self.used_up = self._spending.used_up
+        self.reserved_of = self._spending.reserved_of
         self.calls_of_users = self._spending.under_way
         self.waiting_calls = self._calls.waiting_of
         self.calls_under_way = self._calls.under_way_of

@@ -44,7 +44,7 @@ _PARTS: dict[str, Any] = {
 }
 """The attributes of `Account` that are saved, and their types."""
 
-_MONEY = COSTS | {"more_cost", "unsure_cost"}
+_MONEY = COSTS | {"more_cost", "unsure_cost", "guessed_cost"}
 _NOTHING: dict[str, dict[str, Any]] = {name: {} for name in _PARTS}
 
 

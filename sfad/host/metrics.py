@@ -323,7 +323,7 @@ METRICS = (
     Metric(
         "sfad_budget_used_usd",
         "gauge",
-        "Money that a budget was charged in its present period",
+        "Money that is used of a budget in its present period",
         ("scope", "name"),
     ),
     Metric(

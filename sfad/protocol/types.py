@@ -169,7 +169,7 @@ class LimitState(Struct, frozen=True, kw_only=True, gc=False):
     source: str
     """As in `Limit`."""
     used: float | None = None
-    """Used so far, and reserved by the agent; `None` if unknown."""
+    """Used so far; `None` if unknown."""
     scope: Literal["run", "tree"] = "run"
     """`tree`: what descendants use counts too."""
     enforced_by: Literal["clock", "gateway", "ready", "meter", "kernel", "watching", "nothing"] = (
@@ -183,7 +183,7 @@ class LimitState(Struct, frozen=True, kw_only=True, gc=False):
     bound: float | None = None
     """The threshold of that ancestor."""
     reserved: float | None = None
-    """What the gateway has reserved beyond that for calls under way, which rarely use all of it."""
+    """What is reserved beyond that, and rarely used in full. The limit counts both."""
 
 
 Modality = Literal["audio", "image", "video"]
@@ -868,7 +868,7 @@ class BudgetState(Struct, frozen=True, kw_only=True):
     usd: float
     """The amount for each period."""
     used_usd: float
-    """What is used in this period, with reservations."""
+    """What is used in this period."""
     renews: str
     """When the next period begins, as RFC 3339."""
     partial: bool = False
@@ -879,6 +879,8 @@ class BudgetState(Struct, frozen=True, kw_only=True):
     nodes: dict[str, float] = {}
     """On the keeper of a fleet: what each other node may use of it. What these have told that they
     used is in `used_usd`."""
+    reserved_usd: float = 0.0
+    """What is reserved beyond `used_usd`, and rarely used in full. The budget counts both."""
 
 
 class Survivor(Struct, frozen=True, kw_only=True):

@@ -245,8 +245,8 @@ def info_with_totals(
     info, account = info_of(live, now, footprint), live.run.account
     uses = [best[1] for each in live.run.subtree() if (best := each.account.best) is not None]
     costs, tokens = (
-        _without_calls(account, LimitKind.COST),
-        _without_calls(account, LimitKind.TOKENS),
+        _without_reserved(account, LimitKind.COST),
+        _without_reserved(account, LimitKind.TOKENS),
     )
     return replace(
         info,
@@ -288,10 +288,10 @@ def _limits(live: Live, now: float) -> list[LimitState]:
     )
 
 
-def _without_calls(account: Account, kind: LimitKind) -> float | None:
-    """Return what was used, without what calls under way have reserved."""
+def _without_reserved(account: Account, kind: LimitKind) -> float | None:
+    """Return what was used, without what is only reserved."""
     used = account.used(kind)
-    reserved = account.under_way(kind)
+    reserved = account.reserved(kind)
     return used if used is None or not reserved else used - reserved or None
 
 
@@ -303,7 +303,7 @@ def _limit(live: Live, active: ActiveLimit, now: float, *, known: bool) -> Limit
     if kind is LimitKind.TIME:
         used = live.run.clock.elapsed(now)
     elif known:
-        used, reserved = live.run.account.used(kind), live.run.account.under_way(kind)
+        used, reserved = live.run.account.used(kind), live.run.account.reserved(kind)
     if used is not None and kind in COSTS:
         used, reserved = to_usd(int(used)), to_usd(int(reserved))
     return LimitState(

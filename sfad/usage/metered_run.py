@@ -89,7 +89,7 @@ def _use_of_reading(
 ) -> tuple[Use, PriceGaps]:
     told = reading.models.values()
     gaps = PriceGaps()
-    price, least = _price(reading, prices, program, unnamed, tier, gaps)
+    price, least, guess = _price(reading, prices, program, unnamed, tier, gaps)
     cost = reading.cost_usd if price is None else price + (reading.cost_usd or 0.0)
     use = Use(
         **_counts(reading),
@@ -100,6 +100,8 @@ def _use_of_reading(
         cost_from=None if cost is None else "agent" if price is None else "prices",
         unpriced_tokens=gaps.unpriced.total() or None,
         unsure_cost=None if price is None else to_nanos(price - least) or None,
+        guessed_tokens=sum(reading.guessed.values()) or None,
+        guessed_cost=to_nanos(guess) or None,
         # a call that failed or was broken off may be billed, and the agent does not know of it
         partial=reading.partial
         or reading.broken
@@ -112,9 +114,10 @@ def _use_of_reading(
 
 def _price(
     reading: Reading, prices: Prices, program: str | None, unnamed: str, tier: str, gaps: PriceGaps
-) -> tuple[float | None, float]:
-    """Return the price of the tokens whose cost the agent has not told, and the least that it may
-    be: whether the provider gave a cheaper tier than its usual one, only its reply tells."""
+) -> tuple[float | None, float, float]:
+    """Return the price of the tokens whose cost the agent has not told, the least that it may be,
+    since only the provider's reply tells whether it gave a cheaper tier than its usual one; and the
+    part of the price that is of estimated tokens."""
     costs = [
         gaps.cost(prices, model or unnamed, tokens, program, request_input=request_input)
         for model, of_model in reading.to_price.items()
@@ -127,7 +130,23 @@ def _price(
         if tier
         else 1.0
     )
-    return max(1.0, factor) * sum(known) if known else None, factor * sum(known)
+    most = max(1.0, factor)
+    guess = sum(_guesses(reading, prices, program, unnamed)) if known else 0.0
+    return most * sum(known) if known else None, factor * sum(known), most * guess
+
+
+def _guesses(
+    reading: Reading, prices: Prices, program: str | None, unnamed: str
+) -> Iterator[float]:
+    """Yield the price of the tokens that are estimated, of each model."""
+    for model, tokens in reading.guessed.items():
+        to_price = reading.to_price.get(model, Tokens())
+        output = min(tokens, to_price.output)
+        request_input = to_price.input // max(1, reading.messages or 1)
+        cost = PriceGaps().cost(
+            prices, model or unnamed, Tokens(output=output), program, request_input=request_input
+        )
+        yield cost or 0.0
 
 
 def _by_request(reading: Reading, model: str, tokens: Tokens) -> Iterator[tuple[Tokens, int]]:
@@ -463,6 +482,7 @@ class MeteredRun:
                 use,
                 cost=known.cost,
                 cost_from=known.cost_from,
+                guessed_cost=known.guessed_cost,
                 unpriced_tokens=max(0, more) or None,
             )
         self._feed(e.UseSeen(trio.current_time(), run.id, source, use))

@@ -136,14 +136,17 @@ def test_output_is_estimated_from_what_is_streamed_until_it_is_told() -> None:
     ]
     end = streamed({"type": "message_delta", "usage": {"output_tokens": 17}})
     stream = [begin, *deltas, *whole, end]
-    outputs = [in_all(read("claude", lines(*stream[: at + 1]))).output for at in range(len(stream))]
+    readings = [read("claude", lines(*stream[: at + 1])) for at in range(len(stream))]
+    outputs = [in_all(reading).output for reading in readings]
     assert outputs == [0, 10, 20, 30, 30, 30, 30, 30, 17]
+    assert [sum(each.guessed.values()) for each in readings] == [*outputs[:-1], 0]
     assert in_all(read("claude", lines(*whole))).output == 30, "without --include-partial-messages"
     told = read("claude", lines(*stream))
     assert (told.partial, told.turns, told.messages) == (True, 1, 1), (
         "what it calls for itself is only in the result"
     )
-    assert not read("claude", lines(*stream, concludes(0.1, {"opus": (10, 20)}))).partial
+    ended = read("claude", lines(*whole, concludes(0.1, {"opus": (10, 20)})))
+    assert (ended.partial, ended.guessed) == (False, {})
 
 
 def test_a_message_after_a_result_adds_to_its_totals() -> None:

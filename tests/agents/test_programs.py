@@ -54,8 +54,10 @@ def test_codex_output_is_estimated_from_its_items_until_its_end() -> None:
     ]
     reading = read("codex", lines(*stream))
     assert (reading.models, reading.partial) == ({"gpt-5-codex": Tokens(output=32)}, True)
+    assert reading.guessed == {"gpt-5-codex": 32}
     ended = read("codex", lines(*stream, codex_turn(100, 7)))
     assert (ended.models, ended.partial) == ({"gpt-5-codex": Tokens(input=100, output=7)}, False)
+    assert not ended.guessed
     failed = read("codex", lines(*stream, {"type": "turn.failed", "error": {"message": "no"}}))
     assert (failed.models, failed.partial) == (reading.models, True)
 

@@ -162,7 +162,7 @@ def test_frozen_dumps_are_read(name: str) -> None:
     one = meter(program)
     one.feed(begun)
     assert one.dump() == FROZEN[name]
-    assert module.STATE == 9
+    assert module.STATE == 10
     one = meter(program, FROZEN[name])
     one.feed(rest)
     assert one.reading == read(program, SAMPLES[name][1])

@@ -159,18 +159,16 @@ def test_a_reservation_is_asked_for_held_and_settled(daemon: World) -> None:
     assert name.startswith("a1-")
     assert "'a1-" in done.stderr
     assert (again, msgspec.json.decode(other)["reserved"]["run"]) == ("1", "a1")
-    assert [used(text, "tokens") for text in (held, settled)] == [200, 95]
+    assert [used(text, "tokens") for text in (held, settled)] == [(0, 200), (95, None)]
     assert daemon.json("info", "a1")["usage"]["tokens"] == 295, (
         "what was never settled is charged in full"
     )
 
 
-def used(run: str, kind: str) -> float:
-    """Return what a run, as JSON, has used of a limit."""
-    (found,) = [
-        limit["used"] for limit in msgspec.json.decode(run)["limits"] if limit["kind"] == kind
-    ]
-    return float(found)
+def used(run: str, kind: str) -> tuple[float, float | None]:
+    """Return what a run, as JSON, has used of a limit, and what is reserved of it."""
+    (found,) = [limit for limit in msgspec.json.decode(run)["limits"] if limit["kind"] == kind]
+    return found["used"], found["reserved"]
 
 
 def test_a_refused_reservation_is_exit_1_in_words_or_as_json(daemon: World) -> None:

@@ -97,6 +97,8 @@ Amounts = dict[str, float]
 
 OF_TREES = ("tokens", "cost", "planning_cost", "execution_cost")
 OF_RUNS = ("turns", "messages")
+GUESSES = {"tokens": "guessed_tokens", "cost": "guessed_cost"}
+"""The part of an amount that its source has only estimated."""
 
 
 def amounts_of(use: Use) -> Amounts:
@@ -105,6 +107,8 @@ def amounts_of(use: Use) -> Amounts:
     tokens = [number for number in (use.input_tokens, use.output_tokens) if number is not None]
     if tokens:
         told["tokens"] = sum(tokens)
+    told |= {name: getattr(use, name) or None for name in ("input_tokens", *GUESSES.values())}
+    told["partial"] = use.partial or None
     return {kind: amount for kind, amount in told.items() if amount is not None}
 
 
@@ -153,6 +157,8 @@ class Book:
     waited: bool = False
     """Others had to end before it could start."""
     sources: dict[str, Amounts] = field(default_factory=dict)
+    guesses: dict[str, Amounts] = field(default_factory=dict)
+    """What each source has only estimated."""
     reservations: dict[str, Amounts] = field(default_factory=dict)
     told: dict[tuple[str, float], list[str]] = field(default_factory=dict)
     """What was published of each limit: `near`, `over`. A limit that is set again begins again."""
@@ -181,13 +187,26 @@ class Book:
         self.sources[source] = amounts
         self.known |= set(amounts)
 
+    def counted(self, amounts: Amounts) -> Amounts:
+        """Return what counts of a source: no estimate, unless it is sure of more than the gateway
+        has seen."""
+        seen = self.sources.get("gateway")
+        sure = {
+            kind: each - amounts.get(GUESSES.get(kind, ""), 0) for kind, each in amounts.items()
+        }
+        if seen is None or "partial" in seen:
+            return amounts
+        compared = ("input_tokens", "messages", "cost")
+        more = any(sure.get(kind, 0) > seen.get(kind, 0) for kind in compared)
+        return amounts if more else sure
+
     def own(self, kind: str) -> float | None:
         """Return what it has used: the largest figure of any source. Reservations count as
         reported."""
         reserved: Amounts = {}
         for amounts in self.reservations.values():
             reserved = added(reserved, amounts)
-        told = dict(self.sources)
+        told = {source: self.counted(amounts) for source, amounts in self.sources.items()}
         if reserved.get(kind):
             told["report"] = added(told.get("report", {}), reserved)
         return max((amounts[kind] for amounts in told.values() if kind in amounts), default=None)

@@ -267,11 +267,11 @@ def test_a_call_under_way_raises_no_alert_about_a_limit() -> None:
     t = watched(limit_share=0.8)
     a, b = t.chain("a", "b", limits="cost=0.35")
     name, _ = t.admitted(t.call(b))
-    assert [t.run(each).account.under_way(LimitKind.COST) for each in (a, b)] == [303_000_000] * 2
+    assert [t.run(each).account.reserved(LimitKind.COST) for each in (a, b)] == [303_000_000] * 2
     assert told(t) == []
     assert t.run(a).limits[LimitKind.COST].near is False
     (t >> t.called(name, cost=0.3)).skip()
-    assert [t.run(each).account.under_way(LimitKind.COST) for each in (a, b)] == [0, 0]
+    assert [t.run(each).account.reserved(LimitKind.COST) for each in (a, b)] == [0, 0]
     assert last(t).type == "alert_limit"
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import permutations, product
 
 import pytest
 
 from sfad.core import commands as c
+from sfad.core import events as e
 from sfad.core.life.pausing import REPLY_OUTLIVES
 from sfad.core.limits import use_requests
-from sfad.core.state.account import Account, Use
-from sfad.core.state.budgets import to_usd
+from sfad.core.state.account import Account, OpenReservation, Use
+from sfad.core.state.budgets import to_nanos, to_usd
 from sfad.protocol.types import ErrorCode, LimitKind, LimitRefusal, Rule, Source, Status
 
 from .transcript import ANN, BOB, Transcript, inside, purse, use
@@ -207,7 +209,7 @@ def test_ten_children_and_their_parents_last_dollar() -> None:
     names = [t.reserved(t.reserve(child, 0.1)) for child in children]
     assert len(set(names)) == 10
     assert cost(t, a) == [1.0]
-    assert t.said == ["near a1 cost 0.8/1"]
+    assert t.said == [], "what is only reserved brings no limit near"
     before = cost(t, a, *children), dict(t.charged)
     refusal = t.not_reserved(t.reserve(children[3], 0.1))
     assert (cost(t, a, *children), t.charged) == before, "nothing is charged for a refused one"
@@ -469,18 +471,98 @@ def test_a_figure_is_not_final_while_another_source_tells_more() -> None:
     assert shown() == (70, 0.5, False)
 
 
-def test_an_estimate_from_the_output_yields_to_what_the_gateway_knows() -> None:
-    """But not if it tells of input that the gateway has not seen."""
-    exact = use(input_tokens=100, output_tokens=10, cost=0.25)
-    guess = use(input_tokens=100, output_tokens=40, cost=0.5, partial=True)
-    account = Account({"gateway": exact, "stream": guess})
+GUESS = use(
+    messages=1, input_tokens=100, output_tokens=40, cost=0.5,
+    guessed_tokens=38, guessed_cost=0.375, partial=True,
+)  # fmt: skip
+"""What an agent prints of one call whose output it has not told yet."""
+EXACT = use(messages=1, input_tokens=100, output_tokens=10, cost=0.25)
+
+
+@pytest.mark.parametrize(
+    ("gateway", "counts"),
+    [
+        (EXACT, False),
+        (replace(EXACT, input_tokens=99), True),
+        (replace(EXACT, messages=0), True),
+        (replace(EXACT, cost=124_999_999), True),
+        (replace(EXACT, partial=True), True),
+    ],
+)
+def test_an_estimate_counts_unless_the_gateway_has_measured_its_calls(
+    gateway: Use, counts: bool
+) -> None:
+    """Limits, budgets and all that is shown count it, or none does."""
+    t = Transcript()
+    t >> t.budgets(purse(9, "ann"))
+    a = t.start("a", limits="cost=0.4:warn")
+    b = t.start("b", inside(a))
+    (t >> e.UseSeen(t.at, b, "stream", GUESS)).skip()
+    assert cost(t, a, b) == [0.5, 0.5]
+    (t >> e.UseSeen(t.at, b, "gateway", gateway)).skip()
+    usd = 0.5 if counts else to_usd(gateway.cost)
+    best = t.run(b).account.best
+    assert best is not None
+    assert (to_usd(best[1].cost), best[1].partial) == (usd, counts or gateway.partial)
+    assert best[1].tokens == (140 if counts else gateway.tokens)
+    assert cost(t, a, b) == [usd, usd]
+    assert t.charged == {"user ann": usd}
+
+
+def test_an_estimate_of_a_call_under_way_is_a_part_of_its_reservation() -> None:
+    held = OpenReservation(
+        "m", 90, 50, to_nanos(2.0), None, source="gateway", messages=1, more_input=10
+    )
+    account = Account({"stream": GUESS}, {"a1-1": held})
     assert account.best is not None
-    assert (account.best[1].cost, account.best[1].partial) == (250_000_000, False)
-    more = use(input_tokens=101, output_tokens=40, cost=0.5, partial=True)
-    account = Account({"gateway": exact, "stream": more})
+    assert (to_usd(account.best[1].cost), account.best[1].tokens) == (0.125, 102)
+    assert account.own(COST) == to_nanos(2.0)
+    assert account.reserved(COST) == to_nanos(2.0 - 0.125)
+    account = Account({"stream": replace(GUESS, input_tokens=101)}, {"a1-1": held})
     assert account.best is not None
-    assert (account.best[1].cost, account.best[1].partial) == (500_000_000, True)
-    assert account.used(LimitKind.COST) == 500_000_000
+    assert to_usd(account.best[1].cost) == 0.5
+    assert account.reserved(COST) == to_nanos(2.0 - 0.5)
+
+
+def test_what_is_reserved_is_the_part_of_what_counts_that_no_source_tells() -> None:
+    """Also where another source tells more than reports or the gateway, and in the tree above."""
+    t = Transcript()
+    t >> t.budgets(purse(9, "ann"))
+    a = t.start("a", limits="cost=9")
+    b = t.start("b", inside(a), limits="cost=9")
+    (budget,) = t.machine.budgets
+
+    def reserved() -> list[float]:
+        accounts = [t.run(run).account for run in (a, b)]
+        held = [each.reserved(COST) for each in accounts]
+        return [to_usd(each) for each in (*held, t.machine.reserved_of(budget))]
+
+    name = t.reserved(t.reserve(b, 0.5))
+    assert (cost(t, a, b), reserved()) == ([0.5, 0.5], [0.5] * 3)
+    (t >> t.used(b, "session", cost=0.375)).skip()
+    assert (cost(t, a, b), reserved()) == ([0.5, 0.5], [0.125] * 3)
+    (t >> t.used(b, "session", cost=0.75)).skip()
+    assert (cost(t, a, b), reserved()) == ([0.75, 0.75], [0] * 3)
+    (t >> t.settle(name, cost=0.25)).skip()
+    assert (cost(t, a, b), reserved()) == ([0.75, 0.75], [0] * 3)
+    t.reserved(t.reserve(b, 1.0))
+    assert reserved() == [0.5] * 3
+    (t >> t.exited(b, 0)).skip()
+    assert (cost(t, a), t.run(a).account.reserved(COST)) == ([1.25], 0)
+
+
+def test_after_a_call_around_the_gateway_its_figure_is_partial_and_estimates_count() -> None:
+    t = Transcript()
+    a = t.start("a", limits="cost=0.5:warn", gated=True)
+    (t >> e.UseSeen(t.at, a, "gateway", EXACT)).skip()
+    (t >> e.UseSeen(t.at, a, "stream", GUESS)).skip()
+    assert cost(t, a) == [0.25]
+    (t >> e.ModelReached(t.at, a, "", "api.example")).skip()
+    assert (cost(t, a), t.said) == ([0.5], ["near a1 cost 0.5/0.5"])
+    (t >> t.used(a, "gateway", cost=0.75)).skip()
+    best = t.run(a).account.best
+    assert best is not None
+    assert (to_usd(best[1].cost), best[1].partial) == (0.75, True)
 
 
 def test_a_higher_figure_of_the_gateway_yields_to_no_lower_one() -> None:

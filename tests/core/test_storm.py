@@ -146,10 +146,14 @@ class Walk:
         def some() -> int | None:
             return self.dice.choice([None, None, 0, 1, 1, 2, 5])
 
+        output = some()
+        cost = self.dice.choice([None, 0, 62_500_000, 125_000_000, 250_000_000])
+        guess = self.dice.choice([0, 0, output or 0])
         return Use(
-            turns=some(), messages=some(), input_tokens=some(), output_tokens=some(),
-            cost=self.dice.choice([None, 0, 62_500_000, 125_000_000, 250_000_000]),
-            planning_cost=self.dice.choice([None, None, 62_500_000]),
+            turns=some(), messages=some(), input_tokens=some(), output_tokens=output,
+            cost=cost, planning_cost=self.dice.choice([None, None, 62_500_000]),
+            guessed_tokens=guess or None, guessed_cost=(guess and (cost or 0) // 2) or None,
+            partial=self.dice.random() < 0.1,
         )  # fmt: skip
 
     # ---- steps

@@ -87,7 +87,10 @@ def _limit(word: str, source: str) -> Limit:
 def use(**amounts: Any) -> Use:
     """What a source tells, with costs in USD."""
     return Use(
-        **{name: to_nanos(amount) if name in COSTS else amount for name, amount in amounts.items()}
+        **{
+            name: to_nanos(amount) if name in COSTS | {"guessed_cost"} else amount
+            for name, amount in amounts.items()
+        }
     )
 
 

@@ -123,7 +123,8 @@ def test_a_reservation_is_settled_or_charged_in_full(daemon: Daemon) -> None:
             reserve(client, run.id, 10_000, 10_000),
         )
         assert (first.cost_usd, second.cost_usd) == (0.18, 0.18)
-        assert state(info(client, run.id), "cost")[0] == 0.36
+        (held,) = (each for each in info(client, run.id).limits if each.kind == "cost")
+        assert (held.used, held.reserved) == (0, 0.36)
         assert first.reservation is not None
         settle = m.Settle(
             id=client.next_id(), reservation=first.reservation, input_tokens=10_000, output_tokens=0
@@ -195,7 +196,7 @@ def test_an_impossible_amount_is_refused_and_costs_nothing(tmp_path: Path) -> No
         assert (done.returncode, "cached_tokens = 100000000" in done.stderr) == (2, True)
         assert info(client, run.id).usage.cost_usd is None
         (budget,) = client.call(m.DaemonInfo(id=client.next_id()), m.DaemonStatus).budgets
-        assert budget.used_usd == 0.18  # the reservation, which is still held
+        assert (budget.used_usd, budget.reserved_usd) == (0, 0.18), "it is still held"
         whole = m.Settle(
             id=client.next_id(),
             reservation=held,

@@ -222,6 +222,23 @@ def test_the_tier_that_an_agent_asks_for(tier: str, cost: float, at_most: bool) 
     assert use.unsure_cost == (750_000_000 if at_most else None)
 
 
+def test_what_an_estimate_of_output_costs() -> None:
+    """Without it, the figures are those of a reading that has never estimated."""
+    told = {"m": Tokens(input=1_000_000, output=20_000)}
+    more = {"m": Tokens(input=1_000_000, output=100_000)}
+    for tier in ("", "flex"):
+        readings = [
+            Reading(messages=1, models=models, guessed=guessed, tier=tier)
+            for models, guessed in ((told, {}), (more, {"m": 80_000}))
+        ]
+        sure, guess = (use_of_readings([each], PRICING.price_list.current)[0] for each in readings)
+        assert guess.tokens == 1_100_000
+        assert guess.told == sure
+    covered = Reading(messages=1, models=more, guessed={"m": 80_000}, cost_usd=2.0)
+    use, _ = use_of_readings([covered], PRICING.price_list.current)
+    assert (use.told.output_tokens, use.told.cost) == (20_000, 2_000_000_000)
+
+
 GROQ = "https://api.groq.com/openai/v1"
 
 

@@ -42,7 +42,7 @@ export function show() {
     plans.replaceChildren(...found.plans.flatMap((account) => account.windows.map((each) => windowCard(account, each))));
     if (!plans.firstChild) plans.replaceChildren(h("li", { class: "bare" }, empty("No subscription is known.", h("p", { class: "quiet" }, "Its windows are read from replies that pass the gateway, and from Codex's session files."))));
     budgets.replaceChildren(...found.budgets.map((each) => {
-      const left = Math.max(0, each.of - each.used);
+      const left = Math.max(0, each.of - each.used - each.reserved);
       return card(`${each.who}, this ${each.period}`, each.used / each.of, `${usd(each.used, each.mark)} of ${usd(each.of)} USD`, h("p", { class: "quiet" }, `${usd(left)} USD left; renews `, moment(Date.parse(each.renews) / 1000)));
     }));
     if (!found.budgets.length) budgets.replaceChildren(h("li", { class: "bare" }, empty("No budget is set.", h("p", { class: "quiet" }, "A budget bounds what a user or team may spend in a day, week or month: [budgets] in the config."))));

@@ -21,10 +21,10 @@ from ..state.account import (
     OF_AGENT,
     OpenReservation,
     Periods,
+    TreeUse,
     Use,
     add_below,
     add_ended,
-    add_reserved,
 )
 from ..state.budgets import Budget, Budgets, to_usd
 from ..state.run import Run
@@ -60,6 +60,12 @@ class CallsUnderWay:
 _COST = TREE_USE.index(LimitKind.COST)
 
 
+def _marked(run: Run, source: Source, use: Use) -> Use:
+    """Return what a source tells, as partial if it is known not to know of all calls."""
+    misses = run.goes_around if source == "gateway" else run.misses_calls and source in OF_AGENT
+    return dataclass_replace(use, partial=True) if misses else use
+
+
 class Spending:
     def __init__(self, context: Context, reserved: int = 0) -> None:
         """`reserved`: so many reservations may have been made before; their names are not used
@@ -92,8 +98,6 @@ class Spending:
                 ]
             )
         for run in runs:
-            for reservation in run.account.reservations.values():
-                add_reserved((above.account for above in run.ancestors), reservation)
             add_below(
                 (above.account for above in run.ancestors), NO_TREE_USE, run.account.own_tree_use()
             )
@@ -101,9 +105,14 @@ class Spending:
     def set_use(self, run: Run, source: Source, use: Use) -> None:
         """Take what a source tells of the run's use in all."""
         before = run.account.own_tree_use()
-        run.account.sources[source] = (
-            dataclass_replace(use, partial=True) if run.misses_calls and source in OF_AGENT else use
-        )
+        run.account.sources[source] = _marked(run, source, use)
+        self._count(run, before)
+
+    def note_around(self, run: Run) -> None:
+        """Note that the run has called its model around the gateway: what that saw is not all."""
+        before = run.account.own_tree_use()
+        if (seen := run.account.sources.get("gateway")) is not None:
+            run.account.sources["gateway"] = _marked(run, "gateway", seen)
         self._count(run, before)
 
     def end_call(self, run: Run, name: str, used: Use, **how: Any) -> None:
@@ -137,15 +146,16 @@ class Spending:
         if settled is not None:
             reservation = self._release(run, settled)
             source, periods = reservation.source, reservation.periods
-        run.account.sources[source] = run.account.sources.get(source, NOTHING).plus(more)
+        known = run.account.sources.get(source, NOTHING)
+        run.account.sources[source] = _marked(run, source, known.plus(more))
         self._ctx.changed(run)
         self._count(run, before, periods)
 
-    def _count(self, run: Run, before: tuple[int, ...], periods: Periods | None = None) -> None:
+    def _count(self, run: Run, before: TreeUse, periods: Periods | None = None) -> None:
         after = run.account.own_tree_use()
         if after != before:
             add_below((above.account for above in run.ancestors), before, after)
-            self._charge(run, after[_COST] - before[_COST], periods)
+            self._charge(run, after.counted[_COST] - before.counted[_COST], periods)
         self._ctx.used_more(run)
         self.budgets_changed |= any(
             budget.over or budget.exhausted for budget in self.budgets_of(run)
@@ -208,9 +218,9 @@ class Spending:
         remote.descendants = admitted
 
     def close(self, run: Run) -> None:
-        """Charge an ending run in full for what it has reserved. That changes no sum, because it
-        was counted then."""
+        """Charge an ending run in full for what it has reserved."""
         account = run.account
+        before = account.own_tree_use()
         for name in list(account.reservations):
             reservation = self._release(run, name)
             source = reservation.source
@@ -226,19 +236,15 @@ class Spending:
             return
         assert run.ending is not None
         if run.ending.outcome is Status.LOST:  # it may have used more than was read
-            account.sources.update(
-                {
-                    source: dataclass_replace(use, partial=True)
-                    for source, use in account.sources.items()
-                }
-            )
+            account.lose()
+        self._count(run, before)
         for budget in self.budgets_of(run):
-            before = budget.partial, budget.at_most
+            marks = budget.partial, budget.at_most
             budget.partial |= account.cost_may_grow
             budget.at_most |= account.cost_at_most
-            if before != (budget.partial, budget.at_most):
+            if marks != (budget.partial, budget.at_most):
                 self._ctx.do(c.Charge(budget.scope, budget.name, 0))  # so that it is saved
-        used = account.own_tree_use()
+        used = account.own_tree_use().counted
         if any(used):
             add_ended((above.account for above in run.ancestors), used)
             for above in run.ancestors:
@@ -258,7 +264,6 @@ class Spending:
             (budget.scope, budget.name, budget.begins) for budget in self.budgets_of(run)
         )
         run.account.reserve(name, dataclass_replace(reservation, periods=periods))
-        add_reserved((above.account for above in run.ancestors), reservation)
         self.under_way.begin(run.user, reservation)
         self._ctx.changed(run)
         self._count(run, before)
@@ -266,7 +271,6 @@ class Spending:
 
     def _release(self, run: Run, name: str) -> OpenReservation:
         reservation = run.account.release(name)
-        add_reserved((above.account for above in run.ancestors), reservation, -1)
         self.under_way.end(run.user, reservation)
         return reservation
 
@@ -338,14 +342,18 @@ class Spending:
         return budget.charged - self.reserved_of(budget) >= budget.most
 
     def reserved_of(self, budget: Budget) -> int:
-        """Return what open reservations have charged to a budget in its present period."""
+        """Return what was charged to a budget in its present period and is only reserved."""
         key = (budget.scope, budget.name, budget.begins)
-        open_ = (
-            reservation
-            for run in self._ctx.tree
-            for reservation in run.account.reservations.values()
+        accounts = (run.account for run in self._ctx.tree if run.account.reservations)
+        return sum(
+            min(
+                account.own_reserved(LimitKind.COST),
+                sum(
+                    each.cost or 0 for each in account.reservations.values() if key in each.periods
+                ),
+            )
+            for account in accounts
         )
-        return sum(each.cost or 0 for each in open_ if key in each.periods)
 
     def doubts_of(self, budget: Budget) -> int:
         """Return what calls under way may cost beyond what they have charged to a budget."""

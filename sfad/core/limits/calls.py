@@ -577,12 +577,7 @@ class Calls:
         if room.budget is not None:
             return self._spending.reserved_of(room.budget)
         assert room.limited is not None
-        accounts = (run.account for run in room.limited.subtree())
-        kind = room.kind
-        return sum(
-            each.reserved_by_gateway.get(kind, 0) + each.reserved_by_agent.get(kind, 0)
-            for each in accounts
-        )
+        return room.limited.account.reserved(room.kind)
 
     def _draws(self, room: _Room, output: int) -> bool:
         """Return whether the call waits for more of a budget from another node."""

@@ -9,6 +9,7 @@ from ...protocol.units import format_size
 from .. import commands as c
 from .. import events as e
 from ..context import Context
+from ..life.spending import Spending
 from ..life.stopping import Stopping
 from ..state.account import NOTHING
 from ..state.limits import NEED_COUNTING
@@ -17,6 +18,7 @@ from ..state.request import name_of
 from ..state.run import Run
 from ..state.tree import typed_bounds
 from ..state.vocabulary import ReasonKind
+from .enforcement import LimitEnforcement
 
 # ---- Agent programs that were started within a run without asking the daemon (docs/guard.md)
 #
@@ -116,6 +118,8 @@ _WHERE: dict[Source, str] = {"session": "its session file", "stream": "its outpu
 @dataclass(frozen=True, slots=True)
 class Bypasses:
     _ctx: Context
+    _spending: Spending
+    _limits: LimitEnforcement
     _stopping: Stopping
 
     def look(self, run: Run, at: float) -> None:
@@ -149,6 +153,7 @@ class Bypasses:
         for each in run.lineage:
             each.bypassed.add(cause if each is run else "below")
             self._ctx.changed(each)
+        self._spending.note_around(run)
         message = (
             f"it calls its model around the gateway: {found}. So its limits are kept after its "
             "calls, not before them; docs/gateway.md says what leads around it. If it shall go "
@@ -156,6 +161,7 @@ class Bypasses:
         )
         self._ctx.publish(EventType.GATEWAY_BYPASSED, run, message, "high")
         _end_if_bound(self._ctx, self._stopping, run, message, at)
+        self._limits.enforce(run, at)  # estimates count now
 
 
 def _end_if_bound(ctx: Context, stopping: Stopping, run: Run, message: str, at: float) -> None:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from ...protocol.kinds import COSTS, COUNTS, TREE_USE
 from ...protocol.types import CallInfo, LimitKind, Role, RunId, Source
 from .budgets import NANOS
 
 SOURCES: tuple[Source, ...] = ("gateway", "report", "stream", "session")
-"""Those that may know of every call, the best first. The largest figure is shown and enforced
+"""Those that may know of every call, the best first. The largest figure counts
 (docs/metering.md)."""
 
 OF_AGENT: frozenset[Source] = frozenset({"stream", "session"})
@@ -43,6 +43,9 @@ class Use:
     unsure_cost: int | None = None
     """The part that may not have been used: of calls of which too little is known, whose figure is
     an upper bound."""
+    guessed_tokens: int | None = None
+    guessed_cost: int | None = None
+    """The part that was estimated from the size of what the agent printed."""
     partial: bool = False
     estimated: bool = False
     """A part of `cost` is of a model without a price, at the price of another one."""
@@ -70,6 +73,23 @@ class Use:
             {LimitKind.TOKENS: self.unsure_tokens, LimitKind.COST: self.unsure_cost}.get(kind),
         )
         return figure if figure is None else figure - (unsure or 0)
+
+    @property
+    def told(self) -> Use:
+        """Return the same without what was estimated from the size of what the agent printed."""
+        if not self.guessed_tokens:
+            return self
+        output = (self.output_tokens or 0) - self.guessed_tokens
+        cost = (self.cost or 0) - (self.guessed_cost or 0)
+        unsure = (self.unsure_cost or 0) * cost // self.cost if self.cost else None
+        return replace(
+            self,
+            output_tokens=output or None,
+            cost=cost or None,
+            unsure_cost=unsure or None,
+            guessed_tokens=None,
+            guessed_cost=None,
+        )
 
     def plus(self, more: Use) -> Use:
         """Return the sum of both. Its cost is the agent's only if no part of it was computed from
@@ -101,7 +121,7 @@ MAX_USE = 10**15
 encoded in 64 bits."""
 
 
-_MONEY = COSTS | {"unsure_cost"}
+_MONEY = COSTS | {"unsure_cost", "guessed_cost"}
 
 
 def _sum(name: str, one: int | None, other: int | None) -> int | None:
@@ -110,32 +130,11 @@ def _sum(name: str, one: int | None, other: int | None) -> int | None:
     return min(one + other, MAX_USE * NANOS if name in _MONEY else MAX_USE)
 
 
-def _without_estimates(uses: dict[Source, Use]) -> dict[Source, Use]:
-    """Leave out what an agent's output lets only estimate, where the gateway knows. Input is never
-    an estimate: an agent that tells more of it has made calls that the gateway has not seen."""
-    gateway = uses.get("gateway")
-    if gateway is None or gateway.partial:
-        return uses
-    return {
-        source: replace(use, **_UNKNOWN)
-        if source in OF_AGENT
-        and use.partial
-        and (use.input_tokens or 0) <= (gateway.input_tokens or 0)
-        else use
-        for source, use in uses.items()
-    }
-
-
-_UNKNOWN: dict[str, Any] = dict.fromkeys(
-    ("input_tokens", "output_tokens", "cached_tokens", "cost", "cost_from", "unpriced_tokens")
-)
-
-
 def _largest(
     uses: Mapping[Source, Use], figure: Callable[[Use], int | None]
 ) -> tuple[Source | None, Use]:
-    """Return the use to show, and its source: the largest figure, which limits and budgets count,
-    too. Of equals the first that is final."""
+    """Return the use with the largest figure, and its source. Of equals the first that is
+    final."""
     known = [(source, use) for source, use in uses.items() if figure(use) is not None]
     return max(known, key=lambda of: (figure(of[1]), not of[1].partial), default=(None, NOTHING))
 
@@ -275,8 +274,8 @@ class Account:
         self.below = dict(below)
         """What its descendants have used and reserved, ended ones included."""
         self.reserved_below: dict[LimitKind, int] = {}
-        """The part of `below` that the gateway has reserved for calls under way. Not saved: it is
-        counted again from the reservations of the descendants."""
+        """The part of `below` that is only reserved. Not saved: it is counted again from the
+        reservations of the descendants."""
         self.ended = dict(ended)
         """The part of `below` that ended descendants have used."""
         self.ended_unsure = dict(ended_unsure)
@@ -292,13 +291,12 @@ class Account:
 
     @property
     def best(self) -> tuple[Source, Use] | None:
-        """The use to show, and the best source, or the one that tells a larger cost. Each figure is
-        from the source that tells the most, which limits count, too; but an estimate from what was
-        printed yields to what the gateway knows. Figures that belong together
+        """The use to show, and the best source, or the one that tells a larger cost. Its figures
+        are those that limits and budgets count, without reservations. Figures that belong together
         (input and output; a cost and its origin) are from one source."""
         if not self.sources:
             return None
-        uses = _without_estimates(self._whole)
+        uses = self._uses
         first = next(iter(uses))
         if len(uses) < 2:
             return first, uses[first]
@@ -326,6 +324,34 @@ class Account:
         )
 
     @property
+    def _uses(self) -> dict[Source, Use]:
+        """What counts of each source: whatever is shown or limited comes from here."""
+        return {source: self._counted(use) for source, use in self._whole.items()}
+
+    def _counted(self, use: Use) -> Use:
+        """Leave out what is estimated of calls that the gateway has measured, or holds a
+        reservation for."""
+        if not use.guessed_tokens or not self._gateway_has_seen(use.told):
+            return use
+        return use.told
+
+    def _gateway_has_seen(self, told: Use) -> bool:
+        """Return whether the gateway may have seen all calls of another source, by what is told of
+        them without estimates. One that tells of more has made calls around the gateway."""
+        seen = self._whole.get("gateway", NOTHING)
+        if seen.partial or (seen is NOTHING and not self.reserved_by_gateway):
+            return False
+        under_way = [each for each in self.reservations.values() if each.source == "gateway"]
+        held, doubts = self.reserved_by_gateway, self.doubts
+        inputs = sum(each.input_tokens + each.more_input for each in under_way)
+        return (
+            (told.input_tokens or 0) <= (seen.input_tokens or 0) + inputs
+            and (told.messages or 0) <= (seen.messages or 0) + held.get(LimitKind.MESSAGES, 0)
+            and (told.sure_of(LimitKind.COST) or 0)
+            <= (seen.cost or 0) + held.get(LimitKind.COST, 0) + doubts.get(LimitKind.COST, 0)
+        )
+
+    @property
     def _whole(self) -> dict[Source, Use]:
         """What each source tells of the whole run, the best source first. What went around the
         gateway adds to what came through it, and nothing tells the last call of that."""
@@ -336,6 +362,13 @@ class Account:
         if "gateway" in uses or not uses:
             uses["gateway"] = uses.get("gateway", NOTHING).plus(around)
         return {source: replace(use, partial=True) for source, use in uses.items()}
+
+    def lose(self) -> None:
+        """Note that the run may have used more than any source tells."""
+        self.sources = {
+            source: replace(self._counted(use), partial=True)
+            for source, use in self.sources.items()
+        }
 
     @property
     def cost_may_grow(self) -> bool:
@@ -398,22 +431,23 @@ class Account:
             self.reserved_by_gateway if reservation.source == "gateway" else self.reserved_by_agent
         )
 
-    def own(self, kind: LimitKind, *, sure: bool = False) -> int | None:
+    def own(self, kind: LimitKind, *, sure: bool = False, reserved: bool = True) -> int | None:
         """Return what the run itself has used and reserved: the largest figure of any source.
         Reservations add to the reports and to what the gateway saw. `sure`: without the parts that
-        may not have been used."""
+        may not have been used; `reserved`: with reservations."""
         if not self.sources and not self.reservations:
             return None
-        of, uses = Use.sure_of if sure else Use.of, self._whole
+        of, uses = Use.sure_of if sure else Use.of, self._uses
         figures = [figure for use in uses.values() if (figure := of(use, kind)) is not None]
-        if reserved := self.reserved_by_agent.get(kind, 0):
-            figures.append(reserved + (of(uses.get("report", NOTHING), kind) or 0))
-        if under_way := self.reserved_by_gateway.get(kind, 0):
+        if reserved and (by_agent := self.reserved_by_agent.get(kind, 0)):
+            figures.append(by_agent + (of(uses.get("report", NOTHING), kind) or 0))
+        if reserved and (by_gateway := self.reserved_by_gateway.get(kind, 0)):
             around = self.sources.get("around", NOTHING)
-            figures.append(under_way + (of(uses.get("gateway", around), kind) or 0))
+            figures.append(by_gateway + (of(uses.get("gateway", around), kind) or 0))
         return max(figures, default=None)
 
     def used(self, kind: LimitKind) -> float | None:
+        """Return what a limit counts: what the run and its descendants have used and reserved."""
         if kind in self.levels:
             return self.levels[kind]
         own = self.own(kind)
@@ -421,10 +455,15 @@ class Account:
             return own
         return (own or 0) + self.below[kind]
 
-    def under_way(self, kind: LimitKind) -> int:
-        """Return the part of `used(kind)` that the gateway has reserved for calls under way, which
-        rarely use all of it."""
-        return self.reserved_by_gateway.get(kind, 0) + self.reserved_below.get(kind, 0)
+    def reserved(self, kind: LimitKind) -> int:
+        """Return the part of `used(kind)` that is only reserved. The rest is what is shown."""
+        return self.own_reserved(kind) + self.reserved_below.get(kind, 0)
+
+    def own_reserved(self, kind: LimitKind) -> int:
+        """Return the part of `own(kind)` that is only reserved."""
+        if not self.reservations:
+            return 0
+        return (self.own(kind) or 0) - (self.own(kind, reserved=False) or 0)
 
     def unsure(self, kind: LimitKind) -> int:
         """Return the part of `own(kind)` that may not have been used."""
@@ -437,8 +476,21 @@ class Account:
             if unsure := ended.unsure(kind):
                 _add(self.ended_unsure, {kind: unsure})
 
-    def own_tree_use(self) -> tuple[int, ...]:
-        return tuple(self.own(kind) or 0 for kind in TREE_USE) if self.metered else NO_TREE_USE
+    def own_tree_use(self) -> TreeUse:
+        if not self.metered:
+            return NO_TREE_USE
+        return TreeUse(
+            tuple(self.own(kind) or 0 for kind in TREE_USE),
+            tuple(self.own_reserved(kind) for kind in TREE_USE),
+        )
+
+
+class TreeUse(NamedTuple):
+    """Amounts of the kinds in `TREE_USE`."""
+
+    counted: tuple[int, ...]
+    reserved: tuple[int, ...]
+    """The part of that which is only reserved."""
 
 
 def _add(sums: dict[LimitKind, int], amounts: Mapping[LimitKind, int]) -> None:
@@ -446,7 +498,7 @@ def _add(sums: dict[LimitKind, int], amounts: Mapping[LimitKind, int]) -> None:
         sums[kind] = sums.get(kind, 0) + amount
 
 
-NO_TREE_USE = (0,) * len(TREE_USE)
+NO_TREE_USE = TreeUse((0,) * len(TREE_USE), (0,) * len(TREE_USE))
 
 
 def add_ended(accounts: Iterable[Account], used: tuple[int, ...]) -> None:
@@ -457,27 +509,14 @@ def add_ended(accounts: Iterable[Account], used: tuple[int, ...]) -> None:
                 account.ended[kind] = account.ended.get(kind, 0) + amount
 
 
-def add_reserved(
-    accounts: Iterable[Account], reservation: OpenReservation, sign: Literal[1, -1] = 1
-) -> None:
-    """Add a reservation of the gateway to the accounts of the ancestors of its run, or take it
-    back."""
-    if reservation.source != "gateway":
-        return
-    amounts = {kind: sign * reservation.amounts.get(kind, 0) for kind in TREE_USE}
-    for account in accounts:
-        _add(account.reserved_below, amounts)
-        if not any(account.reserved_below.values()):
-            account.reserved_below.clear()
-
-
-def add_below(accounts: Iterable[Account], before: tuple[int, ...], after: tuple[int, ...]) -> None:
+def add_below(accounts: Iterable[Account], before: TreeUse, after: TreeUse) -> None:
     """Add the change of a run's use to its ancestors' accounts."""
-    changes = [
-        (kind, new - old)
-        for kind, old, new in zip(TREE_USE, before, after, strict=True)
-        if new != old
-    ]
+    counted, reserved = (
+        {kind: new - old for kind, old, new in zip(TREE_USE, *both, strict=True) if new != old}
+        for both in zip(before, after, strict=True)
+    )
     for account in accounts:
-        for kind, change in changes:
-            account.below[kind] = account.below.get(kind, 0) + change
+        _add(account.below, counted)
+        _add(account.reserved_below, reserved)
+        if reserved and not any(account.reserved_below.values()):
+            account.reserved_below.clear()

@@ -325,21 +325,19 @@ def all_crossings(limits: Limits, account: Account, nearing: float) -> Iterator[
             continue
         used = account.used(kind)
         if used is not None:
-            # a call that is under way was lowered to fit: it may take all that is left, and uses
-            # little of it
-            yield from crossings(active, used, nearing, near=used - account.under_way(kind))
+            # what is reserved may take all that is left, and is rarely used
+            yield from crossings(active, used, nearing, shown=used - account.reserved(kind))
 
 
 def crossings(
-    active: ActiveLimit, used: float, nearing: float, *, near: float | None = None
+    active: ActiveLimit, used: float, nearing: float, *, shown: float | None = None
 ) -> Iterator[Crossing]:
-    """Yield whether this limit was crossed since the last call. `near`: what counts for its
+    """Yield whether this limit was crossed since the last call. `shown`: what counts for its
     nearing, where that is less."""
-    if not active.near and active.nears(
-        used if near is None or active.above(used) else near, nearing
-    ):
+    near = used if shown is None or active.above(used) else shown
+    if not active.near and active.nears(near, nearing):
         active.near = True
-        yield Crossing(active, used, exceeded=False)
+        yield Crossing(active, near, exceeded=False)
     if not active.over and active.above(used):
         active.over = True
         yield Crossing(active, used, exceeded=True)

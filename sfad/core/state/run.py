@@ -639,6 +639,11 @@ class Run(State):
         )
 
     @property
+    def goes_around(self) -> bool:
+        """Whether the run itself has called its model around the gateway."""
+        return bool(self.bypassed - {"below"})
+
+    @property
     def tree_can_spend(self) -> bool:
         """Whether the run or one below it may cost money: it has, something is to tell what it
         costs, or it holds an agent program. That calls would go through the gateway says nothing:

@@ -130,7 +130,8 @@ class Measuring:
                 if window.used is not None
             },
             "sfad_budget_used_usd": {
-                (budget.scope, budget.name): to_usd(budget.charged) for budget in budgets
+                (budget.scope, budget.name): to_usd(budget.charged - machine.reserved_of(budget))
+                for budget in budgets
             },
         }
 

@@ -9,11 +9,11 @@ import trio
 
 from .... import __version__
 from ....config import ConfigError
+from ....core.machine import Machine
 from ....core.state.access import EVERYTHING
 from ....core.state.alerts import subject_of
 from ....core.state.budgets import Budget, to_usd
 from ....core.state.quotas import QuotaUse
-from ....core.state.run import Run
 from ....hooks.processes import OUTPUT, HookResult
 from ....host import systemd
 from ....host.clock import wall_clock
@@ -89,7 +89,7 @@ def status(asker: Asker, _request: DaemonInfo) -> None:
             enforcement={
                 kind: runtime.launcher.enforced_by(kind) for kind in ("memory", "pids", "cpu")
             },
-            budgets=[_state(budget, machine.tree) for budget in budgets],
+            budgets=[_state(budget, machine) for budget in budgets],
             linger_command=systemd.linger_command(),
             gateway=gateway.url if gateway is not None else None,
             rejected_config=runtime.rejected_config if trusted else None,
@@ -192,14 +192,16 @@ def _alerts(asker: Asker, mine: Iterable[Live]) -> list[AlertState]:
     return all_alerts((live.run for live in mine), shared, trio.current_time())
 
 
-def _state(budget: Budget, tree: Iterable[Run]) -> BudgetState:
-    accounts = [run.account for run in tree if run.user in budget.members]
+def _state(budget: Budget, machine: Machine) -> BudgetState:
+    accounts = [run.account for run in machine.tree if run.user in budget.members]
+    reserved = machine.reserved_of(budget)
     return BudgetState(
         scope=budget.scope,
         name=budget.name,
         period=budget.period,
         usd=to_usd(budget.allowed),
-        used_usd=to_usd(budget.used),
+        used_usd=to_usd(budget.used - reserved),
+        reserved_usd=to_usd(reserved),
         renews=budget.renews,
         partial=budget.partial or any(account.cost_may_grow for account in accounts),
         at_most=budget.at_most or any(account.cost_at_most for account in accounts),
