@@ -243,7 +243,8 @@ def info_with_totals(
     """Return the run as it is shown at `now`, with the cores that it uses, and what its account
     says of it and its descendants."""
     info, account = info_of(live, now, footprint), live.run.account
-    uses = [best[1] for each in live.run.subtree() if (best := each.account.best) is not None]
+    runs = live.run.subtree()
+    uses = [best[1] for each in runs if (best := each.account.best) is not None]
     costs, tokens = (
         _without_reserved(account, LimitKind.COST),
         _without_reserved(account, LimitKind.TOKENS),
@@ -253,8 +254,8 @@ def info_with_totals(
         cpu_cores=None if cpu is None else round(cpu, 2),
         total_cost_usd=to_usd(None if costs is None else int(costs)),
         total_tokens=None if tokens is None else int(tokens),
-        total_partial=any(use.partial for use in uses),
-        total_at_most=any(use.at_most for use in uses),
+        total_partial=live.run.partial_below or any(each.account.partial for each in runs),
+        total_at_most=bool(account.ended_unsure) or any(use.at_most for use in uses),
     )
 
 

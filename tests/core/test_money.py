@@ -551,6 +551,18 @@ def test_what_is_reserved_is_the_part_of_what_counts_that_no_source_tells() -> N
     assert (cost(t, a), t.run(a).account.reserved(COST)) == ([1.25], 0)
 
 
+def test_the_figure_of_a_tree_stays_partial_after_the_end_of_a_run_below() -> None:
+    t = Transcript()
+    a = t.start("a")
+    b, d = t.start("b", inside(a)), t.start("d", inside(a))
+    (t >> t.used(b, cost=0.5)).skip()
+    (t >> t.exited(b, 0)).skip()
+    assert not t.run(a).partial_below
+    (t >> t.used(d, cost=0.5, partial=True)).skip()
+    (t >> t.exited(d, 0)).skip()
+    assert t.run(a).partial_below
+
+
 def test_after_a_call_around_the_gateway_its_figure_is_partial_and_estimates_count() -> None:
     t = Transcript()
     a = t.start("a", limits="cost=0.5:warn", gated=True)

@@ -19,7 +19,7 @@ import pytest
 
 from sfactl.connection import Client
 from sfad.protocol import messages as m
-from sfad.protocol.types import Status
+from sfad.protocol.types import RunInfo, Status
 from tests.conftest import Start
 from tests.harness import Daemon, ended, spawn, wait_until
 
@@ -28,6 +28,7 @@ from .caller import MODEL
 from .provider import IN_USD, OUT_USD, Provider
 from .test_bypass import SESSION
 from .test_gateway import CALLER, config
+from .test_run_feed import watching
 
 AGENT = """#!{python}
 import json, os, subprocess, sys, time
@@ -147,6 +148,8 @@ class Agent:
         found = {
             "info": run["usage"]["cost_usd"],
             "tree": run["total_cost_usd"],
+            "top": self.fed.usage.cost_usd,
+            "top, tree": self.fed.total_cost_usd,
             "limit": limited["used"],
             "list": row["usage"]["cost_usd"],
             "list, limit": next(x for x in row["limits"] if x["kind"] == "cost")["used"],
@@ -161,6 +164,12 @@ class Agent:
             marks = run["usage"]["partial"], run["total_partial"], row["usage"]["partial"]
             assert {*marks, budget["partial"], summary["partial"]} == {partial}
 
+    @property
+    def fed(self) -> RunInfo:
+        """The run as `sfactl top` and the console are told of it."""
+        with watching(self.daemon) as found:
+            return found.runs[self.id]
+
     def tree_shows(self, usd: float, *, reserved: bool) -> None:
         """Check what is shown of the run with all below it."""
         run, (budget,) = self.json("info", self.id), self.json("status")["budgets"]
@@ -168,6 +177,7 @@ class Agent:
         rows = self.json("list")["runs"]
         found = [
             run["total_cost_usd"] or 0,
+            self.fed.total_cost_usd or 0,
             limited["used"] or 0,
             sum(row["usage"]["cost_usd"] or 0 for row in rows),
             budget["used_usd"],
@@ -287,5 +297,12 @@ def test_a_tree_shows_the_sum_of_its_runs(start: Start, provider: Provider, tmp_
         provider.released.set()
         wait_until(lambda: len(agent.calls("--tree")) == 1, "it is recorded")
         agent.call(500)
-        agent.exits()
-        agent.tree_shows(sum(each.usd for each in provider.bills), reserved=False)
+        broken = [*child[:-1], json.dumps({"output": 1000, "does": "error"})]
+        agent.order("shell", shlex.join(broken))
+        for _ in range(2):
+            agent.tree_shows(sum(each.usd for each in provider.bills), reserved=False)
+            run = agent.json("info", agent.id)
+            assert (run["total_partial"], run["usage"]["partial"]) == (True, False)
+            assert agent.fed.total_partial
+            if run["status"] == "running":
+                agent.exits()

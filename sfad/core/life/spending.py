@@ -249,6 +249,7 @@ class Spending:
             add_ended((above.account for above in run.ancestors), used)
             for above in run.ancestors:
                 above.account.end_below(account)
+                above.partial_below |= account.partial
                 self._ctx.changed(above)
 
     def next_number(self) -> int:

@@ -371,6 +371,12 @@ class Account:
         }
 
     @property
+    def partial(self) -> bool:
+        """Whether what is shown is a lower bound."""
+        best = self.best
+        return best is not None and (best[1].partial or bool(best[1].unpriced_tokens))
+
+    @property
     def cost_may_grow(self) -> bool:
         """Whether the cost that is shown is known in part only."""
         best = self.best

@@ -417,6 +417,8 @@ class State:
     """What was seen of work that it hands to servers outside of its tree."""
     after_cut: str = ""
     """What follows, while `cut` is set."""
+    partial_below: bool = False
+    """A run below it has ended that may have used more than is known."""
 
     @property
     def attempt(self) -> int:
