@@ -574,11 +574,14 @@ def _is_silent(descriptor: int) -> bool:
 
 def _clear_status(path: str) -> None:
     """Check that the `--status-file` can be written, and remove that of an earlier run. Raise
-    `UsageError`."""
+    `UsageError`, also for anything but a regular file: a device or a pipe would be replaced, and so
+    would the link /dev/stdout of the whole machine."""
     try:
         with open(f"{path}.{os.getpid()}.tmp", "wb") as file:
             os.unlink(file.name)
         if os.path.lexists(path):
+            if not stat.S_ISREG(os.lstat(path).st_mode):
+                raise exits.UsageError(f"--status-file {path}: it exists, and is no regular file")
             os.unlink(path)
     except OSError as error:
         raise exits.UsageError(f"--status-file {path}: {error.strerror}") from error

@@ -355,11 +355,10 @@ def refusal(reply: Refused, *, as_json: bool) -> exits.Quit:
         print_json({"refused": refused})
         return exits.StartRefused(refused.kind, code)
     detail = "" if refused.detail in refused.message else plain(refused.detail)
-    recorded = f"(recorded as {reply.run})" if reply.run else ""
-    more = " ".join(filter(None, (detail, recorded)))
-    return exits.StartRefused(
-        refused.kind, code, f"refused: {plain(refused.message)}" + (f"\n  {more}" if more else "")
-    )
+    # the last line is what `why` says of an agent that ends because of this
+    told = f"refused: {plain(refused.message)}" + (f"\n  {detail}" if detail else "")
+    recorded = f" (recorded as {reply.run})" if reply.run else ""
+    return exits.StartRefused(refused.kind, code, told + recorded)
 
 
 def survivors(found: Sequence[Survivor]) -> str:

@@ -385,6 +385,20 @@ def test_a_status_file_receives_the_final_run(daemon: World, tmp_path: Path) -> 
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith("status")] == ["status.json"]
 
 
+def test_a_status_file_takes_the_place_of_a_regular_file_only(
+    daemon: World, tmp_path: Path
+) -> None:
+    target, link, pipe = tmp_path / "target", tmp_path / "link", tmp_path / "pipe"
+    target.write_text("mine")
+    link.symlink_to(target)
+    os.mkfifo(pipe)
+    for path in (link, pipe, tmp_path):
+        done = daemon.sfactl("run", "--status-file", str(path), "--", "true", code=2)
+        assert f"{path}: it exists, and is no regular file" in done.stderr
+    assert (link.is_symlink(), pipe.is_fifo(), target.read_text()) == (True, True, "mine")
+    assert daemon.json("list") == {"runs": []}
+
+
 def test_a_status_file_without_room_leaves_nothing(daemon: World, tmp_path: Path) -> None:
     limited = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100)); "
@@ -423,7 +437,12 @@ def test_depth_is_refused_naming_the_variable(daemon: World) -> None:
 
 
 def test_a_leaf_may_not_start_others(daemon: World) -> None:
-    daemon.sfactl("run", "-q", "--leaf", "--", "sh", "-c", "$SFACTL run -- true", code=77)
+    done = daemon.sfactl(
+        "run", "-q", "--leaf", "--name", "leaf", "--", "sh", "-c", "$SFACTL run -- true", code=77
+    )
+    # why an agent failed that ends because it was refused is this reason, and not only a number
+    assert "started with --leaf" in done.stderr.splitlines()[-1]
+    assert "started with --leaf" in daemon.json("why", "leaf")["reason"]["message"]
 
 
 def test_environment_directory_and_umask_are_the_clients(daemon: World, tmp_path: Path) -> None:
