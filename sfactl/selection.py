@@ -70,7 +70,7 @@ class RunSelection(Struct, frozen=True):
             act(runs[0])
             return code
         if not (runs or self.runs):
-            output.note(f"nothing to {verb}")
+            output.note("no run matches")
         return exits.worst([code, *(_done(run, act) for run in runs)])
 
     def without_failures(self, client: Client, verb: str) -> tuple[list[str], int]:

@@ -43,7 +43,8 @@ def prune(
 
     Removes the git worktrees of removed runs as well, with their branches, if these have no
     changes and no commits of their own. It names the others; --worktrees removes these too, but
-    no branch with commits. Alone, it removes the worktrees of all ended runs.
+    no branch with commits: those that have not landed are named. Alone, it removes the
+    worktrees of all ended runs.
 
     No work is lost: what is not committed becomes a commit under refs/sfad, where `sfactl land`
     finds it. Files that git ignores go. A worktree with what no commit can keep, such as a
@@ -77,6 +78,7 @@ def prune(
             "worktrees_lost": done.lost,
             "worktrees_kept": kept,
             "worktrees_failed": failed,
+            "branches_kept": done.branches,
         }
         output.print_json({**output.content(found), "dry_run": dry_run, **names})
     else:
@@ -86,11 +88,12 @@ def prune(
             print(f"{'would remove' if dry_run else 'removed'} {counted(len(removed), 'worktree')}")
         verb = "would keep" if dry_run else "kept"
         for each in done.saved:
+            print(output.plain(f"  {verb} its changes as {each['ref']}: {_next_step(each)}"))
+        for each in done.branches:
             print(
                 output.plain(
-                    f"  {verb} its changes as {each['ref']}: sfactl land {each['run']}"
-                    if each["known"]
-                    else f"  {verb} its changes as {each['ref']}: git merge {quote(each['ref'])}"
+                    f"  {verb} {each.get('ref', each['branch'])}, which has commits that have not "
+                    f"landed: {_next_step(each)}"
                 )
             )
         for each in done.lost:
@@ -143,6 +146,8 @@ class _Done:
     removed: list[str] = field(default_factory=list)
     saved: list[Named] = field(default_factory=list)
     """Of these, what was not committed is now a commit."""
+    branches: list[Named] = field(default_factory=list)
+    """Of these, the branch stays, or the ref of what was not committed, and has not landed."""
     lost: list[Named] = field(default_factory=list)
     """These had what no commit can keep."""
     kept: list[Named] = field(default_factory=list)
@@ -183,7 +188,10 @@ def _remove(
     yes: bool,
 ) -> None:
     commits = worktrees.has_commits(record, os.environ)
+    kept = {**named, "known": "1" if known else ""}
     if record.gone:  # it was removed before, and its record tells where its work is kept
+        if not known and (ref := _not_landed(record)):
+            done.branches.append({**kept, "ref": output.utf8(ref)})
         if not wanted.dry_run and not (
             known and (commits or not worktrees.forget(record, os.environ))
         ):
@@ -205,11 +213,29 @@ def _remove(
         ref = None
         done.lost.append(named)
     if ref is not None:
-        done.saved.append({**named, "ref": output.utf8(ref), "known": "1" if known else ""})
+        done.saved.append({**kept, "ref": output.utf8(ref)})
+    elif commits and _not_landed(record):
+        done.branches.append(kept)
     if not wanted.dry_run:
         noted = known and (commits or ref is not None)
         worktrees.remove(record, os.environ, branch=not commits, noted=noted)
     done.removed.append(named["path"])
+
+
+def _next_step(kept: Named) -> str:
+    """Return the command that brings home what was kept."""
+    if kept["known"]:
+        return f"sfactl land {kept['run']}"
+    return f"git merge {quote(kept.get('ref', kept['branch']))}"
+
+
+def _not_landed(record: Record) -> str | None:
+    """Return the branch or ref that has commits of the run which have not landed."""
+    try:
+        left = worktrees.left(record, os.environ)
+    except GitError:
+        return record.branch  # it stays, and whether it has landed is not known
+    return (left.kept or record.branch) if left.commits else None
 
 
 def _agreed(named: Named) -> bool:

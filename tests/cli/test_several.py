@@ -164,10 +164,9 @@ def test_labels_of_one_key_mean_either(daemon: World, client: Client) -> None:
     assert [meant_status(client, runs[value]) for value in "abc"] == ["paused", "paused", "running"]
     done = daemon.sfactl("resume", "--all")
     assert done.stderr.splitlines() == [f"{runs[value]} is running" for value in "ab"]
-    assert daemon.sfactl("resume", "--all").stderr == "nothing to resume\n"
+    assert daemon.sfactl("resume", "--all").stderr == "no run matches\n"
     assert (
-        daemon.sfactl("pause", "--label", "job=b", "--label", "team=y").stderr
-        == "nothing to pause\n"
+        daemon.sfactl("pause", "--label", "job=b", "--label", "team=y").stderr == "no run matches\n"
     )
     for usage in (["pause"], ["pause", "--all", "--name", "n"]):
         daemon.sfactl(*usage, code=2)

@@ -591,6 +591,26 @@ def test_prune_keeps_the_changes_of_a_worktree_where_land_finds_them(
         assert (repository.sub / name).read_text() == "kept\n"
 
 
+def test_prune_names_the_branches_with_work_that_has_not_landed(
+    daemon: Daemon, repository: Repository
+) -> None:
+    commit = "echo {0} > {0}; git add {0}; git commit -qm {0}"
+    lost, kept = (repository.run(daemon, commit.format(name)) for name in ("lost", "kept"))
+    squashed = repository.run(daemon, commit.format("squashed"))
+    repository.sfactl(daemon, "land", squashed.id, "--squash", cwd=repository.path)
+    told = repository.sfactl(daemon, "prune", "--worktrees")
+    assert sorted(line.strip() for line in told.splitlines() if "not landed" in line) == sorted(
+        f"kept {run.branch}, which has commits that have not landed: sfactl land {run.id}"
+        for run in (lost, kept)
+    )
+    repository.sfactl(daemon, "land", kept.id, cwd=repository.path)
+    told = repository.sfactl(daemon, "prune", "--keep", "0")  # nothing else knows of it after this
+    assert [line.strip() for line in told.splitlines() if "not landed" in line] == [
+        f"kept {lost.branch}, which has commits that have not landed: git merge {lost.branch}"
+    ]
+    assert repository.git("branch", "--list", lost.branch or "") != ""
+
+
 def test_prune_removes_what_no_commit_can_keep_only_if_the_person_says_so(
     daemon: Daemon, repository: Repository
 ) -> None:
