@@ -227,6 +227,16 @@ cat /etc/claude                                                         -
 python -c 'import claude'                                               -
 claude --version                                                        -
 node /usr/bin/codex --help                                              -
+node --no-warnings /usr/bin/codex exec --help                           -
+/v/bin/python3 -m aider --version                                       -
+/bin/sh /usr/local/bin/claude mcp add -h                                -
+claude -- --version                                                     claude
+claude -p 'explain this' --append-system-prompt --help                  claude
+codex exec -- --help                                                    codex
+node /usr/bin/codex exec 'tell me' -- -v                                codex
+/v/bin/python3 -m aider --message --version                             aider
+/v/bin/python3 /v/bin/aider -v                                          aider
+mine 'what is this?' --help                                             mine
 '' claude                                                               -
 goose run                                                               -
 """

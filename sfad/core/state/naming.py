@@ -28,6 +28,8 @@ AGENT_COMMANDS = frozenset({*KNOWN_PROGRAMS, *_BY_PACKAGE})
 """Derived names of programs that are coding agents, and of the packages that they come in."""
 
 _SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "ash", "fish", "busybox"})
+_SHELL = "o O --rcfile --init-file --command"
+"""Options of shells that take a value."""
 
 _NODE = (
     "r e p C --require --import --loader --experimental-loader --eval "
@@ -190,11 +192,16 @@ def named_word(argv: Sequence[str], program: str) -> int | None:
 _ONLY_TELLS = frozenset({"--version", "--help", "-v", "-V", "-h"})
 """Last arguments with which a program tells something and ends."""
 
+_VERBOSE = frozenset({"aider"})
+"""Programs whose `-v` is not a version."""
+
+_SUBCOMMAND = re.compile(r"[a-z][a-z0-9_-]{0,31}")
+
 
 def agent_of(argv: Sequence[str], programs: Collection[str]) -> str | None:
     """Return which of `programs` a running process is, by its command line. A file in a directory
     called `shims` is not the program, but asks for it or finds it."""
-    if not argv or argv[-1] in _ONLY_TELLS:
+    if not argv or only_tells(argv):
         return None
     if not argv[0].startswith("/"):
         # a title that the process has given itself: `npm exec @openai/codex`
@@ -206,8 +213,29 @@ def agent_of(argv: Sequence[str], programs: Collection[str]) -> str | None:
 
 
 def only_tells(argv: Sequence[str]) -> bool:
-    """Return whether a program with this command line tells something of itself and ends."""
-    return argv[-1:] != [] and argv[-1] in _ONLY_TELLS
+    """Return whether a program with this command line tells something of itself and ends. Behind an
+    option or `--`, the same word may be a value or a task, and so the program may call its model:
+    only subcommands may come before it."""
+    if argv[-1:] == [] or argv[-1] not in _ONLY_TELLS:
+        return False
+    arguments = _arguments(argv)
+    if arguments[-1:] == ["-v"] and _executed(argv) in _VERBOSE:
+        return False
+    return 0 < len(arguments) < 4 and all(map(_SUBCOMMAND.fullmatch, arguments[:-1]))
+
+
+def _arguments(argv: Sequence[str]) -> list[str]:
+    """Return the arguments of the program that a process executes, behind the options of its shell
+    or interpreter."""
+    first, rest = _base(argv[0]), list(argv[1:])
+    plain = _VERSION.sub("", first[:64]) or first
+    if plain in _SHELLS:
+        return _parse(rest, _SHELL)[1][1:]
+    if plain not in _INTERPRETERS:
+        return rest
+    found, operands = _interpreted(plain, rest)
+    module = _value(found, "-m") if plain in {"python", "pypy"} else None
+    return rest[rest.index(module) + 1 :] if module in rest else operands[1:]
 
 
 def file_program(path: str, programs: Collection[str]) -> str | None:
@@ -291,7 +319,7 @@ def _value(found: Iterable[tuple[str, str]], *names: str) -> str | None:
 
 
 def _of_shell(shell: str, rest: list[str]) -> list[str] | str | None:
-    found, operands = _parse(rest, "o O --rcfile --init-file --command")
+    found, operands = _parse(rest, _SHELL)
     if shell == "busybox":
         return operands
     text = (
