@@ -84,7 +84,7 @@ class Follower:
     """Copy a growing file to a descriptor of this process, from an offset.
 
     `note` receives a message if the file shrank (the run truncated its own output; reading begins
-    again at 0), and if bytes were freed before they were read (the output limit keeps the newest).
+    again at 0), and if bytes were freed before they were read (see `_read`).
     Freed bytes are a hole, which is not copied. A terminal gets what `ForTerminal` makes of the
     bytes."""
 
@@ -140,8 +140,8 @@ class Follower:
                 self._continue_at(
                     start,
                     (
-                        f"{freed} bytes were freed before they were read (the output limit "
-                        "keeps the newest)"
+                        f"{freed} bytes were freed before they were read (the output limit, "
+                        "or a full disk, keeps only the newest)"
                     ),
                 )
             if freed < len(data):

@@ -32,7 +32,7 @@ from .follower import Copying, Follower, TextFollower
 from .in_flight import Activity, RequestsInFlight, carry_on, wait
 from .progress import ProgressLines
 from .spawn_options import Form, SpawnOptions
-from .terminal import Terminal, TerminalInput, await_foreground
+from .terminal import HangUp, Terminal, TerminalInput, await_foreground, foreign_terminal
 from .whole_file import write_whole
 
 # ---- What signals to a client in the foreground do to its run: stop it, or suspend it with this
@@ -259,6 +259,9 @@ class Foreground:
         )
         if self._input:
             self._activities.append(self._input)
+        foreign = foreign_terminal()
+        if foreign is not None:
+            self._activities.append(HangUp(foreign))
         self._signals = SignalPipe(HANDLED)
         self._stops = StopSignals(self._requests, shown, self._note)
         self._job = JobControl(

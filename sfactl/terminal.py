@@ -95,7 +95,7 @@ class Terminal:
         does not count, because the shell takes the terminal back from it."""
         try:
             leader = struct.unpack("i", fcntl.ioctl(self.master, TIOCGSID, b"\0" * 4))[0]
-            stopped = os.tcgetpgrp(self.master) == leader and _state(leader) == "T"
+            stopped = os.tcgetpgrp(self.master) == leader and (_stat(leader) or [])[:1] == [b"T"]
             stopped = stopped or (
                 not self.raw and not termios.tcgetattr(self.master)[_LOCAL_MODES] & termios.ICANON
             )
@@ -324,11 +324,49 @@ def await_foreground() -> None:
         raise OSError(*error.args) from None
 
 
-def _state(pid: int) -> str | None:
-    """Return the state letter of a process, as in proc_pid_stat(5); `None` if it is gone or
-    hidden."""
+class HangUp:
+    """The end of a terminal of which the kernel does not tell this process, as an `Activity`, which
+    raises SIGHUP then."""
+
+    timeout = None
+
+    def __init__(self, descriptor: int) -> None:
+        self._wanted = {descriptor: 0}  # POLLHUP needs no bit
+
+    def interests(self) -> dict[int, int]:
+        return self._wanted
+
+    def advance(self, ready: dict[int, int]) -> None:
+        if any(ready.get(each, 0) & select.POLLHUP for each in self._wanted):
+            self._wanted = {}
+            signal.raise_signal(signal.SIGHUP)
+
+    def drained(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        """Close nothing: the terminal is the user's."""
+
+
+def foreign_terminal() -> int | None:
+    """Return a descriptor of the terminal in which a process of another session waits for this one,
+    as `su -c` does. What `setsid` has left alone there is to outlive it."""
+    with suppress(OSError):
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+        return None  # it has a terminal of its own session
+    leader = _stat(os.getsid(0))
+    above = leader and _stat(int(leader[1]))
+    number = int(above[4]) if above else 0
+    return next(
+        (each for each in range(3) if os.isatty(each) and os.fstat(each).st_rdev == number), None
+    )
+
+
+def _stat(pid: int) -> list[bytes] | None:
+    """Return the fields of a process from its state letter on, as in proc_pid_stat(5); `None` if it
+    is gone or hidden."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            return chr(file.read().rsplit(b") ", 1)[1][0])
+            return file.read().rsplit(b") ", 1)[1].split()
     except OSError:
         return None

@@ -103,8 +103,8 @@ class TextReader:
         if start > cursor.offset:
             freed = start - cursor.offset
             shown.notes.append(
-                f"{freed} bytes were freed before they were read (the output limit "
-                "keeps the newest)"
+                f"{freed} bytes were freed before they were read (the output limit, "
+                "or a full disk, keeps only the newest)"
             )
             cursor.offset, cursor.inside, cursor.skipping = start, False, True
         self._rest_of_line(data)

@@ -76,7 +76,8 @@ def test_freed_bytes_are_skipped_with_a_note(
         drain(Follower(file.fileno(), pipe[1], notes.append))
     assert os.read(pipe[0], 100) == b"newest"
     assert notes == [
-        "1048576 bytes were freed before they were read (the output limit keeps the newest)"
+        "1048576 bytes were freed before they were read "
+        "(the output limit, or a full disk, keeps only the newest)"
     ]
 
 

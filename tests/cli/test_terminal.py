@@ -13,6 +13,7 @@ import sys
 import termios
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -246,3 +247,35 @@ def test_a_program_that_ctrl_c_ends_at_its_terminal_is_cancelled(daemon: World) 
     screen.close()
     run = daemon.json("list")["runs"][-1]
     assert (run["status"], run["reason"]["kind"]) == ("cancelled", "interrupt")
+
+
+IN_A_SESSION = """
+import os, signal, sys
+if os.fork():
+    signal.pause()  # as a shell at the terminal
+if os.fork() == 0:
+    os.setsid()
+    os.execv(sys.argv[2], sys.argv[2:])
+if sys.argv[1] == "su":
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
+    os.wait()
+"""
+"""Executes the words in a session of their own, as `su -c` does, which then waits also when the
+terminal is gone, or as `setsid` does, which leaves them alone."""
+
+
+@pytest.mark.parametrize(("how", "code"), [("su", 143), ("setsid", 0)])
+def test_the_end_of_a_terminal_reaches_a_run_for_which_a_process_waits_there(
+    daemon: World, tmp_path: Path, how: str, code: int
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    words = ("run", "--name", "left", "--", "sh", "-c", 'echo ready; read x < "$0"', str(pipe))
+    screen = Screen(daemon, how, *SFACTL, *words, program=(sys.executable, "-c", IN_A_SESSION))
+    screen.expect("ready")
+    screen.close()
+    os.waitpid(screen.pid, 0)
+    if how == "setsid":
+        pipe.write_text("go on\n")
+    told = daemon.sfactl("wait", "left", code=code).stdout
+    assert ("(SIGHUP)" in told) == (how == "su")
