@@ -1,17 +1,20 @@
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 from sfad.landing import How
+from sfad.protocol.types import RunInfo
 
-from .. import landing, output
+from .. import exits, landing, output
 from ..app import app
 from ..exits import UsageError
 from ..history import connect
-from ..options import BRANCH, TEXT, Json, Run, Socket, flag
+from ..options import BRANCH, TEXT, Json, Runs, Socket, flag
 
 
 @app.command()
 def land(
-    run: Run,
+    runs: Runs,
     socket: Socket = None,
     json: Json = False,
     onto: Annotated[str | None, BRANCH.option("Another branch (default: the one here)")] = None,
@@ -19,8 +22,8 @@ def land(
     squash: Annotated[bool, flag("One commit, without those of the run")] = False,
     patch: Annotated[bool, flag("Change files only, and commit nothing")] = False,
     message: Annotated[str | None, TEXT.option("Message of new commits", "--message", "-m")] = None,
-) -> None:
-    """Bring the work of an ended run to your branch.
+) -> int:
+    """Bring the work of ended runs to your branch.
 
     Commits what is uncommitted in its git worktree, as you, with your hooks and signature, and
     merges its branch into the one that is checked out here. A branch that --onto names may be
@@ -30,7 +33,8 @@ def land(
     the checkout, because that may be the run's.
 
     It lands as a whole or not at all: where it conflicts, or a file that you have not committed
-    is in the way, nothing changes, and the files are named. Landing twice is harmless.
+    is in the way, nothing changes, and the files are named. Landing twice is harmless. Several
+    runs land one after the other; where one is refused, the others land.
 
     Exit codes: 0 landed, or there already; 1 refused, such as a conflict or a live run; 66 no
     such run; 77 the worktree is another user's.
@@ -43,22 +47,58 @@ def land(
         raise UsageError("--patch makes no commit: leave out --message")
     how = chosen[0] if chosen else None
     cwd = landing.own_cwd()
+    found: list[tuple[RunInfo, Mapping[str, str]]] = []
+    codes: list[int] = []
     with connect(socket) as client:
-        found = landing.find(client.call, run)
-        busy = landing.busy(client.call, found)
-        if client.welcome.run is not None:  # a run brings home what its child has done
-            busy = {top: by for top, by in busy.items() if not f"{cwd}/".startswith(f"{top}/")}
-    landing.become_owner(found)
+        # all at first: as a run's user, this process may not reach the daemon any more
+        for name in runs:
+            with _others_land(len(runs) > 1, codes):
+                run = landing.find(client.call, name)
+                busy = landing.busy(client.call, run)
+                if client.welcome.run is not None:  # a run brings home what its child has done
+                    busy = {
+                        top: by for top, by in busy.items() if not f"{cwd}/".startswith(f"{top}/")
+                    }
+                found.append((run, busy))
+    for run, busy in found:
+        with _others_land(len(runs) > 1, codes):
+            landing.become_owner(run)
+            _land(run, busy, cwd, json, onto=onto, how=how, message=message)
+    return exits.worst(codes)
+
+
+@contextmanager
+def _others_land(several: bool, codes: list[int]) -> Iterator[None]:
+    """Print the error of one of `several` runs, and append its exit code."""
     try:
-        landed = landing.land(found, cwd, onto=onto, how=how, message=message, busy=busy)
+        yield
+    except exits.Quit as quit_:
+        if not several:
+            raise
+        output.note(f"sfactl: {output.harmless(quit_.message)}")
+        codes.append(quit_.code)
+
+
+def _land(
+    run: RunInfo,
+    busy: Mapping[str, str],
+    cwd: str,
+    json: bool,
+    *,
+    onto: str | None,
+    how: How | None,
+    message: str | None,
+) -> None:
+    try:
+        landed = landing.land(run, cwd, onto=onto, how=how, message=message, busy=busy)
     except landing.Refused as error:
         if json:
-            output.print_json(_told(found.id, "refused", files=error.files, why=error.message))
+            output.print_json(_told(run.id, "refused", files=error.files, why=error.message))
         raise
     if json:
         output.print_json(
             _told(
-                found.id,
+                run.id,
                 (how or "merge") if landed.worked else "nothing",
                 onto=landed.onto,
                 commit=landed.commit,
@@ -68,7 +108,7 @@ def land(
             )
         )
         return
-    print(output.plain(landing.said(found, landed, how)))
+    print(output.plain(landing.said(run, landed, how)))
     for note in landed.notes:
         output.note(output.plain(note))
 

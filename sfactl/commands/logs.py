@@ -216,11 +216,12 @@ def logs(
     It is unchanged, but a terminal gets control characters, and bytes that are not UTF-8, as
     \xNN: an agent's escapes must not steer it.
 
-    stdout goes to stdout and stderr to stderr. With --stdout or --stderr, only that one is
-    printed, on stdout. With several runs, each line begins with its run; without -f the runs
-    come one after the other. --name, --label and --all choose the same runs as for `sfactl
-    list`, including ended ones. A note on stderr reports bytes that the output limit has freed
-    before they were read.
+    stdout goes to stdout and stderr to stderr. They are two files, so the order of their lines
+    is not known: what is there already comes as stdout first, then stderr. With --stdout or
+    --stderr, only that one is printed, on stdout. With several runs, each line begins with its
+    run; without -f the runs come one after the other. --name, --label and --all choose the same
+    runs as for `sfactl list`, including ended ones. A note on stderr reports bytes that were
+    freed before they were read, by the output limit or for a full disk.
 
     -f follows until the runs end, also when the daemon restarts. It may begin before a run
     does. With `sfactl send` it is what other tools call attach.

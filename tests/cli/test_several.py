@@ -136,6 +136,12 @@ def test_an_agent_resolves_within_what_it_may_see(daemon: World, client: Client)
     assert (
         daemon.sfactl("run", "-q", "--name", "outer", "--", "sh", "-c", script).stdout == "66\n0\n"
     )
+    # its parent of this name has started, and is not its to see
+    script = "$SFACTL run --name above -- true; $SFACTL info above"
+    inner = f"$SFACTL run -q --name inner -- sh -c '{script}'"
+    done = daemon.sfactl("run", "-q", "--name", "above", "--", "sh", "-c", inner, code=66)
+    inner_id = daemon.json("info", "inner")["id"]
+    assert f"no run named 'above' has started within run {inner_id};" in done.stderr
 
 
 def test_each_failure_is_named_and_the_rest_is_done(daemon: World, client: Client) -> None:

@@ -274,7 +274,7 @@ def test_the_end_of_a_terminal_reaches_a_run_for_which_a_process_waits_there(
     screen = Screen(daemon, how, *SFACTL, *words, program=(sys.executable, "-c", IN_A_SESSION))
     screen.expect("ready")
     screen.close()
-    os.waitpid(screen.pid, 0)
+    os.waitid(os.P_PID, screen.pid, os.WEXITED)
     if how == "setsid":
         pipe.write_text("go on\n")
     told = daemon.sfactl("wait", "left", code=code).stdout

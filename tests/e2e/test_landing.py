@@ -107,6 +107,26 @@ def test_uncommitted_work_lands_with_one_command(daemon: Daemon, repository: Rep
     )
 
 
+def test_several_runs_land_one_after_the_other_and_a_refused_one_does_not_keep_the_rest(
+    daemon: Daemon, repository: Repository
+) -> None:
+    scripts = ("echo a > a", "echo x > file", "echo y > file", "echo b > b")
+    runs = [repository.run(daemon, script) for script in scripts]
+    names = [runs[0].id, "no-such", *(run.id for run in runs[1:])]
+    done = sfactl(repository, daemon, "land", *names)
+    assert done.returncode == 66, done.stderr
+    landed = [line.split()[0] for line in done.stdout.splitlines()]
+    assert landed == [runs[at].id for at in (0, 1, 3)]
+    first, second = done.stderr.splitlines()
+    assert first.startswith("sfactl: no run has the id or the name 'no-such'")
+    assert second.startswith(f"sfactl: run {runs[2].id} has not landed: it conflicts")
+    assert [(repository.sub / name).exists() for name in "ab"] == [True, True]
+    done = sfactl(repository, daemon, "land", "--json", *(run.id for run in runs))
+    assert done.returncode == 1
+    told = [json.loads(line)["landed"] for line in done.stdout.splitlines()]
+    assert told == ["nothing", "nothing", "refused", "nothing"]
+
+
 def test_a_run_that_has_changed_nothing(daemon: Daemon, repository: Repository) -> None:
     run = repository.run(daemon, "true")
     assert land(repository, daemon, run)["landed"] == "nothing"

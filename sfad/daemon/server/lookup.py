@@ -175,8 +175,10 @@ def _only_refused(runs: KnownRuns, name: str, scope: Scope) -> str | None:
     if not is_name(name):
         return None
     refused = _newest(runs, Page(List(id=0, name=one_form(name), rows=1), scope))
+    within = "" if scope.run is None else f" within run {scope.run}"
     return refused and (
-        f"no run named '{name}' has started; its last start was refused: see 'sfactl why {refused}'"
+        f"no run named '{name}' has started{within}; its last start was refused: "
+        f"see 'sfactl why {refused}'"
     )
 
 
