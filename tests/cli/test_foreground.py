@@ -393,10 +393,11 @@ def test_a_status_file_takes_the_place_of_a_regular_file_only(
     link.symlink_to(target)
     os.mkfifo(pipe)
     for path in (link, pipe, tmp_path):
-        done = daemon.sfactl("run", "--status-file", str(path), "--", "true", code=2)
+        words = ("--name", "unstarted", "--status-file", str(path), "--", "true")
+        done = daemon.sfactl("run", *words, code=2)
         assert f"{path}: it exists, and is no regular file" in done.stderr
     assert (link.is_symlink(), pipe.is_fifo(), target.read_text()) == (True, True, "mine")
-    assert daemon.json("list") == {"runs": []}
+    assert daemon.json("list", "--name", "unstarted") == {"runs": []}
 
 
 def test_a_status_file_without_room_leaves_nothing(daemon: World, tmp_path: Path) -> None:
