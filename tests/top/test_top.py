@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -209,24 +210,28 @@ def test_the_tree_its_folds_its_filter_and_its_panes(daemon: Daemon) -> None:
 
 
 @pytest.mark.rest("keeps a processor busy for seconds")
-def test_output_that_comes_fast_is_followed_until_a_person_scrolls(daemon: Daemon) -> None:
-    script = (
-        "seq -f 'line %.0f, which is too long for a narrow terminal' 100000; printf begun; "
-        "while :; do sleep 0.1; echo more; done"
-    )
+def test_output_that_comes_fast_is_followed_until_a_person_scrolls(
+    daemon: Daemon, tmp_path: Path
+) -> None:
+    """More output comes only when the test says so, or a slow machine had pages of it."""
+    os.mkfifo(more := tmp_path / "more")
+    lines = "seq -f 'line %.0f, which is too long for a narrow terminal' 100000"
     with daemon.client() as client:
-        run = started(client, ["sh", "-c", script], name="flood").id
-        with top(daemon.env, columns=40) as terminal:
+        run = started(client, ["sh", "-c", f"{lines}; exec cat '{more}'"], name="flood").id
+        with top(daemon.env, columns=40) as terminal, more.open("w", buffering=1) as write:
             terminal.until(r"\w+ flood +running")
             terminal.press("/flood" + ENTER + "o")
+            terminal.until(r"line 100000, which")
+            write.write("more\n")
             terminal.until(r"(?m)^more$")
             terminal.press("[[[")
             terminal.until(lambda: "more" not in terminal.text)
+            write.write("still more\n")
             assert re.search(
                 r"(?m)^line 99\d\d\d, which is too long for a narr$\now terminal$", terminal.text
             )
             terminal.press("]" * 10)
-            terminal.until(r"(?m)^more$")
+            terminal.until(r"(?m)^more$\nstill more$")
         stopped(client, run)
 
 
