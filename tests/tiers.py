@@ -8,6 +8,8 @@ runs the rest. pytest itself runs both unless `--tier` says otherwise. To the re
   skipped where one is missing;
 - of each end-to-end test that is tried in both containments, the second one: tags, or cgroups where
   there are none.
+
+Tests with Hypothesis are in both tiers. The fast one tries a fifth of the examples.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from .needs import no_cgroup
@@ -98,6 +101,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--tier") == "fast":
+        global _few
+        _few = True
+        hypothesis.settings.register_profile("few", max_examples=examples(100))
+        hypothesis.settings.load_profile("few")
     config.addinivalue_line("markers", "rest(why): only `make test-all` runs this test")
     config.addinivalue_line(
         "markers", "needs(program, …): skipped without; only `make test-all` runs this test"
@@ -122,7 +130,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         ):
             item.add_marker(pytest.mark.skip(why_not))
         why = _why_rest(item)
-        if tier == "all" or (tier == "rest") == (why is not None):
+        if (
+            tier == "all"
+            or (tier == "rest") == (why is not None)
+            or (why is None and _varies(item))
+        ):
             kept.append(item)
         else:
             left_out.append(item)
@@ -150,6 +162,19 @@ def sampled(values: Iterable[Any], *, keep: int = 1, ids: Iterable[str] | None =
     ]
 
 
+_few = False
+
+
+def examples(number: int) -> int:
+    """Return how many of these examples the tier tries, for `max_examples`."""
+    return number // 5 if _few else number
+
+
+def is_loaded_always(path: Path) -> bool:
+    """Return whether a file belongs to no place of `REST`."""
+    return _why_place(path) is None
+
+
 def packages(programs: Iterable[str]) -> str:
     """Return the packages of Debian that bring these programs, as words."""
     return " ".join(dict.fromkeys(" ".join(PACKAGES[program] for program in programs).split()))
@@ -168,6 +193,11 @@ def _why_rest(item: pytest.Item) -> str | None:
     ):
         return "the second containment"
     return None
+
+
+def _varies(item: pytest.Item) -> bool:
+    """Return whether a test tries fewer examples in the fast tier."""
+    return isinstance(item, pytest.Function) and hypothesis.is_hypothesis_test(item.obj)
 
 
 @cache

@@ -16,6 +16,7 @@ from typer.core import TyperOption
 from sfactl import app, verbs
 from sfactl.__main__ import execute
 from sfactl.exits import ExitCode
+from tests.tiers import examples
 
 MALFORMED = (
     "many",
@@ -149,7 +150,9 @@ def test_a_chain_that_is_no_text_names_the_variable(
 
 
 @settings(
-    max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(400),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     where=st.sampled_from([*ASKING, *((name, "") for name in (*VARIABLES, *OTHERS))]), value=WRITTEN

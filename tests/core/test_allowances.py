@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from sfad.core.state.allowances import FEW, PARTS, Drawing, give
 from sfad.core.state.budgets import Budget, to_nanos, to_usd
 from sfad.protocol.requests.fleet import Allowance, Allowances, AllowanceWanted, AskAllowances
+from tests.tiers import examples
 
 BEGINS = "2026-06-01T00:00:00+00:00"
 KEY = ("user", "ann")
@@ -243,7 +244,7 @@ def replace_budget(saved: Budget) -> Budget:
 
 
 @given(st.randoms(use_true_random=False), st.integers(1, 4))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_nodes_never_charge_more_together_than_the_budget(random: Random, nodes: int) -> None:
     fleet = Fleet(random, nodes, usd=1.0)
     for _ in range(200):
@@ -256,7 +257,7 @@ def test_nodes_never_charge_more_together_than_the_budget(random: Random, nodes:
 
 
 @given(st.randoms(use_true_random=False), st.integers(1, 4))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_the_last_cent_can_be_spent_on_any_node(random: Random, nodes: int) -> None:
     fleet = Fleet(random, nodes, usd=1.0)
     for _ in range(100):

@@ -17,6 +17,7 @@ from sfad.core.state.policy import Policy
 from sfad.core.state.run import Run
 from sfad.protocol.types import Action, Bound, Grant, LimitKind, Placing, RunId, Status
 from tests.bench.fleet import simulate
+from tests.tiers import examples
 
 from .fleet import Net, Node
 from .transcript import ANN, bound, limits, purse
@@ -434,7 +435,10 @@ class Fleet(RuleBasedStateMachine):
 
 
 Fleet.TestCase.settings = settings(
-    max_examples=50, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(50),
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
 )
 TestFleet = Fleet.TestCase
 

@@ -24,6 +24,7 @@ from sfad.core.state.run import Run, Rung
 from sfad.core.state.vocabulary import Timer
 from sfad.protocol.kinds import KINDS, METERED_KINDS
 from sfad.protocol.types import Action, After, Bound, Claim, Limit, LimitKind, RunId, Source, Status
+from tests.tiers import examples
 
 from .machine_model import (
     BEFORE,
@@ -1253,7 +1254,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
 
 
 MachineAgainstShell.TestCase.settings = settings(
-    max_examples=40,
+    max_examples=examples(40),
     stateful_step_count=60,
     deadline=None,
     database=None,

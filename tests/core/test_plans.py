@@ -32,6 +32,7 @@ from sfad.protocol.requests.gateway import CallDecision, SeePlan
 from sfad.protocol.requests.plans import SeenWindow
 from sfad.protocol.types import LimitKind, RunId, Status
 from tests.core.transcript import ANN, BOB, NOON, Transcript, use
+from tests.tiers import examples
 
 KEY = f"anthropic/{account_of(ANN.uid, 'org')}"
 HOUR = 3600.0
@@ -697,7 +698,7 @@ STEP = st.one_of(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.lists(STEP, max_size=60), st.sampled_from([0.0, 0.2, 0.5]))
 def test_no_call_above_the_bound_and_no_share_above_the_growth(
     steps: list[tuple[str, int]], keep: float

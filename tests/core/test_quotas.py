@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from sfad.core.state.quotas import Slots
+from tests.tiers import examples
 
 USERS = ["ann", "bob", "eve"]
 GROUPS = st.sampled_from([None, "g", "h"])
@@ -154,7 +155,7 @@ class Queue(RuleBasedStateMachine):
 
 
 TestQueue = Queue.TestCase
-TestQueue.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestQueue.settings = settings(max_examples=examples(40), stateful_step_count=40, deadline=None)
 
 
 @given(

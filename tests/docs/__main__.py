@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -22,9 +24,9 @@ WIDTH = 32
 """Bytes on a line of hex."""
 
 
-def parts() -> dict[str, str]:
+@cache
+def parts() -> Mapping[str, str]:
     """Return every generated part, by the name in its marker."""
-
     fixed = {
         "states": f"```mermaid\n{mermaid()}```\n",
         "metrics": metrics(),

@@ -4,7 +4,7 @@ parts."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -72,6 +72,6 @@ def generated(text: str) -> dict[str, str]:
     return {name: body for _, name, body, _ in _GENERATED.findall(text)}
 
 
-def regenerate(text: str, parts: dict[str, str]) -> str:
+def regenerate(text: str, parts: Mapping[str, str]) -> str:
     """Return the page with its generated parts replaced. Raise `KeyError` for an unknown part."""
     return _GENERATED.sub(lambda found: found[1] + parts[found[2]] + found[4], text)

@@ -37,11 +37,12 @@ from sfad.protocol.types import (
     Tokens,
     Usage,
 )
+from tests.tiers import examples
 
 R = typing.TypeVar("R", m.Request, m.Reply)
 
 NOW = datetime(2024, 5, 6, 7, 8, 9, 123456, tzinfo=UTC)
-TICK = settings(max_examples=100, deadline=None, database=None)
+TICK = settings(max_examples=examples(100), deadline=None, database=None)
 
 RUN = RunInfo(
     id="a1", name="é", kind="agent", type=None, status=Status.FAILED, parent_id=None, root_id="a1",
@@ -391,7 +392,7 @@ def test_random_bytes(body: bytes) -> None:
 
 
 @given(st.sampled_from([m.pack(message) for message, _ in ALL]), st.data())
-@settings(max_examples=250, deadline=None, database=None)
+@settings(max_examples=examples(250), deadline=None, database=None)
 def test_bytes_changed_at_random(body: bytes, data: st.DataObject) -> None:
     changed = bytearray(body)
     for _ in range(data.draw(st.integers(1, 4))):
@@ -411,7 +412,7 @@ VALUES = st.recursive(
 
 
 @given(st.sampled_from([message for message, _ in ALL]), st.data())
-@settings(max_examples=150, deadline=None, database=None)
+@settings(max_examples=examples(150), deadline=None, database=None)
 def test_values_of_any_type(message: m.Request | m.Reply, data: st.DataObject) -> None:
     raw = msgspec.msgpack.decode(m.pack(message))
     raw[data.draw(st.sampled_from([*type(message).__struct_fields__, "type"]))] = data.draw(VALUES)
@@ -433,7 +434,7 @@ SPAWNS = st.builds(
 
 
 @given(SPAWNS)
-@settings(max_examples=100, deadline=None, database=None)
+@settings(max_examples=examples(100), deadline=None, database=None)
 def test_operating_system_strings_come_through_unchanged(spawn: m.Spawn) -> None:
     assert m.unpack_request(m.pack(spawn)) == spawn
 

@@ -28,6 +28,7 @@ from sfad.storage import store as journal
 from sfad.storage.store import Store, StoreError
 from tests import surroundings
 from tests.harness import failing, let_others_into
+from tests.tiers import examples
 
 ROOT = Path(__file__).parents[2]
 KIB, MIB = 1 << 10, 1 << 20
@@ -347,7 +348,7 @@ def killed_after(count: int) -> Callable[[int, bytes, int], int]:
 
 
 TestAgainst = Against.TestCase
-TestAgainst.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
+TestAgainst.settings = settings(max_examples=examples(25), stateful_step_count=40, deadline=None)
 
 
 # ---- torn and damaged files
@@ -604,6 +605,7 @@ import os, sys
 from pathlib import Path
 from sfad.storage.store import Store
 from sfad.storage import store as journal
+
 journal.COMPACT_ABOVE = 300_000
 one = Store(Path(sys.argv[1]))
 assert one.sound, one.notes

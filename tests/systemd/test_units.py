@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from sfad.install import InstallError, render, templates
+from tests.template import run_forked
 
 TOP = Path(__file__).parents[2] / "systemd"
 UNITS = sorted(TOP.rglob("*.service"))
@@ -44,12 +44,7 @@ def test_the_units_call_commands_of_sfad(unit: Path) -> None:
         env, program, *words = lines[key].split()
         assert env == "/usr/bin/env"
         assert program in ("sfad", "sfactl")
-        done = subprocess.run(
-            [sys.executable, "-m", program, *words, "--help"],
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        done = run_forked(program, [*words, "--help"], os.environ, timeout=60)
         assert done.returncode == 0, done.stderr
 
 

@@ -33,6 +33,7 @@ from sfad.protocol.types import (
     RunInfo,
     Status,
 )
+from tests.tiers import sampled
 from tests.top.test_table import info
 
 NOW = datetime(2026, 1, 31, 22, 4, 5, tzinfo=UTC)
@@ -248,7 +249,7 @@ def test_the_worst_comes_first_and_what_has_ended_last() -> None:
 @pytest.mark.parametrize(
     ("key", "action"), [("l", Action.PAUSE), ("r", Action.PAUSE), ("a", Action.REQUEST_INCREASE)]
 )
-@pytest.mark.parametrize("text", ["cost=7", "7"])
+@pytest.mark.parametrize("text", sampled(["7", "cost=7"]))
 def test_a_limit_is_typed_whole_or_from_its_amount_on(
     monkeypatch: pytest.MonkeyPatch, key: str, action: Action, text: str
 ) -> None:
@@ -360,7 +361,8 @@ def test_the_command_palette_runs_what_keys_run() -> None:
         assert "Change theme" not in commands
 
 
-def test_a_prompt_takes_any_keys_and_any_paste() -> None:
+@pytest.mark.parametrize("examples", sampled([5, 30]))
+def test_a_prompt_takes_any_keys_and_any_paste(examples: int) -> None:
     keys = [
         "left",
         "right",
@@ -379,7 +381,7 @@ def test_a_prompt_takes_any_keys_and_any_paste() -> None:
         top.press("l")
         line = top.app.prompt.input
 
-        @settings(max_examples=30, deadline=None)
+        @settings(max_examples=examples, deadline=None)
         @given(st.lists(st.sampled_from(keys), max_size=12), st.text(max_size=12))
         def type_in(typed: list[str], pasted: str) -> None:
             top.do(lambda: top.app.post_message(events.Paste(pasted)))

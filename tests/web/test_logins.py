@@ -22,6 +22,7 @@ from sfactl.web import logins
 from sfactl.web.logins import Logins
 from tests.harness import PATIENCE, Daemon
 from tests.template import run_forked
+from tests.tiers import sampled
 from tests.web.console import Console
 
 
@@ -39,7 +40,7 @@ def link(daemon: Daemon, state: dict[str, str], *options: str) -> subprocess.Com
     return sfactl(daemon, state, "web", "--link", *options)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", sampled([signal.SIGKILL, signal.SIGTERM]))
 def test_a_browser_stays_logged_in_when_the_console_starts_again(
     common: Daemon, state: dict[str, str], number: signal.Signals
 ) -> None:

@@ -24,6 +24,7 @@ from sfactl.__main__ import execute
 from sfactl.web.access import MOST_BODY
 from sfactl.web.serving import MOST_CONNECTIONS, PeerListener
 from tests.harness import PATIENCE, Daemon, as_nobody, as_root, started
+from tests.tiers import sampled
 from tests.web.console import Console
 
 BURST = 100
@@ -397,7 +398,7 @@ def test_without_a_daemon_it_says_so(common: Daemon) -> None:
     assert "cannot be reached" in done.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", sampled([signal.SIGTERM, signal.SIGINT, signal.SIGHUP]))
 def test_it_ends_although_a_page_does_not_read(common: Daemon, number: int) -> None:
     console = Console(common)
     console.open()
