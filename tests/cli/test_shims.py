@@ -45,6 +45,7 @@ if what == "shell":
 if what == "wait":
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGUSR1, lambda *_: os._exit(76))
+    signal.signal(signal.SIGCONT, lambda *_: print("goes on", flush=True))
     print(os.getpid(), flush=True)
     time.sleep(100)
 if what in ("name", "--version"):
@@ -226,6 +227,8 @@ def test_a_terminal(place: World, tmp_path: Path) -> None:
     screen.expect("stopped-148")
     screen.type("fg\r")
     screen.expect("claude wait")
+    # until then the shell has the terminal, which ignores Ctrl-C while it continues a job
+    screen.expect("goes on")
     screen.type("\x03")
     screen.expect("> $")
     screen.type("claude wait | cat\r")
