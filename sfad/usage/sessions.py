@@ -312,13 +312,14 @@ class Session:
         return session
 
     def _has_rival(self) -> bool:
-        """Return whether a process outside of the run may have begun a session of its directory
-        since its start."""
+        """Return whether a process of the user outside of the run may have begun a session of its
+        directory since its start."""
         earliest = self.began.timestamp() - CERTAIN_AFTER
         mentioned, cwd = self.files.program.encode(), os.path.realpath(self.cwd)
         return any(
             agent_of(kernel.words(command), {self.files.program}) is not None
             and (one := observed.find(pid)) is not None
+            and observed.ask(lambda: one.uids().effective, self.uid) == self.uid
             and observed.ask(one.create_time, 0.0) >= earliest
             and observed.ask(one.cwd, cwd) == cwd
             and self.family.isdisjoint(each.pid for each in kernel.ancestors(pid))

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from itertools import repeat
 from pathlib import Path
@@ -17,53 +18,76 @@ from pathlib import Path
 import pytest
 
 from tests.harness import running, wait_until
-from tests.real_agents.clis import GEMINI_CLI, packages
+from tests.real_agents.clis import GEMINI_CLI, Cli, environment, packages
+from tests.real_agents.conftest import MakeDesk
 from tests.real_agents.desk import Desk, in_a_terminal
 from tests.real_agents.model import serving
-from tests.real_agents.script import Write
+from tests.real_agents.script import Reply, Write
+from tests.real_agents.test_around import (
+    HOW,
+    LIMIT as LIMIT_A,
+    PROGRAMS,
+    assert_ended,
+    cleared,
+    script,
+    writing,
+)
+from tests.real_agents.test_bill import CONFIG as DEFAULT
 from tests.unprivileged import GONE, Place, place
 
 LIMIT = 0.5
 CONFIG = """
 [gateway.upstreams.gemini]
-url = "{}/gemini"
+url = "{model}/gemini"
 api = "gemini"
 [prices]
-"gemini-2.5-pro" = {{input_mtok = 3, cached_mtok = 0.3, output_mtok = 15}}
+"gemini-2.5-pro" = {input_mtok = 3, cached_mtok = 0.3, output_mtok = 15}
 """
 SETTINGS = '{"privacy": {"usageStatisticsEnabled": false}, "general": {"enableAutoUpdate": false}}'
 
 
 @pytest.fixture
-def theirs(commands: Path, tmp_path: Path) -> Iterator[Desk]:
-    """The desk of an ordinary user. The interpreter and the checkout are below /tmp."""
+def ordinary(commands: Path, tmp_path: Path) -> Iterator[MakeDesk]:
+    """Makes the desk of an ordinary user, as `desk` does. The interpreter and the checkout are below
+    /tmp, and only this user's home directory is set up, with nothing in it."""
     with ExitStack() as stack:
         nobody = stack.enter_context(place(agents=packages())) if os.geteuid() == 0 else None
         directory = nobody.directory if nobody is not None else tmp_path
-        model = stack.enter_context(serving({"gemini": repeat(Write(8_000))}))
-        for own in ("daemon", "home", "home/.gemini"):
-            owned(directory / own, nobody).mkdir()
-            owned(directory / own, nobody)
-        owned(directory / "home/.gemini/settings.json", nobody).write_text(SETTINGS)
-        daemon = stack.enter_context(
-            running(
-                directory / "daemon", nobody=nobody, config=CONFIG.format(model.url), mode="auto"
-            )
-        )
-        kept = {
-            name: value
-            for name, value in daemon.env.items()
-            if name.startswith(("SFAD_", "PYTHONPATH", "LANG"))
-        }
         found = (
             commands if nobody is None else nobody.directory / "agents" / "node_modules" / ".bin"
         )
-        env = {
-            "HOME": str(directory / "home"),
-            "PATH": f"{found}:{os.environ['PATH']}",
-            "GEMINI_CLI_TRUST_WORKSPACE": "true",
-        }
-        yield Desk(daemon, model, kept | env, nobody)
+
+        def make(*, config: str, mode: str = "auto", **scripts: Iterable[Reply]) -> Desk:
+            model = stack.enter_context(serving(scripts))
+            for own in ("daemon", "home"):
+                (directory / own).mkdir()
+                owned(directory / own, nobody)
+            config = config.replace("{model}", model.url)
+            daemon = stack.enter_context(
+                running(directory / "daemon", nobody=nobody, config=config, mode=mode)
+            )
+            kept = {
+                name: value
+                for name, value in daemon.env.items()
+                if name.startswith(("SFAD_", "PYTHONPATH", "LANG"))
+            }
+            env = {"HOME": str(directory / "home"), "PATH": f"{found}:{os.environ['PATH']}"}
+            return Desk(daemon, model, kept | env, nobody)
+
+        yield make
+
+
+@pytest.fixture
+def theirs(ordinary: MakeDesk) -> Desk:
+    """The desk of an ordinary user of Gemini CLI."""
+    at = ordinary(config=CONFIG, gemini=repeat(Write(8_000)))
+    settings = Path(at.env["HOME"], ".gemini", "settings.json")
+    settings.parent.mkdir()
+    settings.write_text(SETTINGS)
+    at.env["GEMINI_CLI_TRUST_WORKSPACE"] = "true"
+    owned(settings.parent, at.nobody)
+    owned(settings, at.nobody)
+    return at
 
 
 def owned(path: Path, nobody: Place | None) -> Path:
@@ -155,3 +179,23 @@ def test_gemini_cli_that_cannot_use_the_gateway_is_refused_below_a_typed_limit(
     assert "Gemini CLI uses Vertex AI" in said
     assert "set security.auth.selectedType to gemini-api-key in ~/.gemini/settings.json" in said
     assert theirs.talk(GEMINI_CLI).bills == []
+
+
+@pytest.mark.parametrize("how", [*HOW, "alone"])
+@PROGRAMS
+def test_measure(ordinary: MakeDesk, program: Cli, how: str) -> None:
+    """Their containment has no cgroup, and the kernel tells their daemon of no start."""
+    at = ordinary(config=DEFAULT, mode="tags", **{program.name: writing()})
+    home = Path(at.env["HOME"])
+    at.env.update(environment(home, at.model.url))
+    shutil.rmtree(home / ".cache")  # of Copilot CLI, with links to files of the tests
+    for path in home.rglob("*"):
+        owned(path, at.nobody)
+    line = cleared(at, program.as_text)
+    command = ["--", *shlex.split(line)] if how == "alone" else script(at, HOW[how].format(line))
+    done = at.sfactl("run", "--limit", f"cost={LIMIT}", "--timeout", "5m", *command)
+    bills, root = at.talk(program).bills, at.listed()[0]
+    import subprocess
+    cost = [l for l in root["limits"] if l["kind"] == "cost"]
+    text = " ".join(map(str,(program.name, how, f"{sum(bills)/LIMIT:.1%}", len(bills), root["status"], root["reason"] and root["reason"]["message"], root["total_cost_usd"], cost and cost[0].get("enforced_by"), root["usage"]["elapsed_s"], "partial", root["usage"]["partial"], root["usage"].get("at_most"), "\n   OUT", (done.stdout + done.stderr)[-700:].replace("\n", "\n      "))))
+    subprocess.run(["sh", "-c", "cat >> /tmp/around-measure2"], input=text+"\n", text=True)

@@ -550,9 +550,9 @@ def process(home: Home, *words: str) -> Iterator[int]:
             made.kill()
 
 
-def around(home: Home, *pids: int) -> Session:
+def around(home: Home, *pids: int, uid: int = os.getuid()) -> Session:
     """Return the session of a program that goes around the gateway, and has just begun."""
-    session = home.session()
+    session = home.session(uid=uid)
     session.began = datetime.now(UTC) - timedelta(seconds=2)
     session.around, session.pids = True, frozenset(pids)
     session.family = session.pids
@@ -586,6 +586,16 @@ def test_it_does_not_while_another_process_may_have_begun_it(home: Home) -> None
         assert not beside.readings
     stranger.look(())
     assert stranger.readings
+
+
+@as_root
+def test_a_process_of_another_user_cannot_have_begun_it(home: Home) -> None:
+    """Its working directory cannot be read."""
+    os.chown(home.file(at=datetime.now(UTC)), GONE, GONE)
+    with process(home, "claude", "-p", "x"):
+        session = around(home, uid=GONE)
+        session.look(())
+    assert session.readings
 
 
 def test_a_process_that_tells_its_session_is_believed_whatever_else_began(home: Home) -> None:
