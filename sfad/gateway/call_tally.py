@@ -247,6 +247,7 @@ class CallTally:
         self.sent = False
         self.whole = False
         self._failed = False
+        self._note()
 
     def sending(self) -> None:
         self.sent = True
@@ -296,9 +297,8 @@ class CallTally:
         if used.partial and self._reply.tokens is None and not self._reply.written:
             used = _AS_RESERVED  # whether the model had begun, and how far it was, is not known
         how = "as reserved" if used.tokens is None else "for what had passed"
-        self._daemon.note(
-            self._ended(used, f"the gateway was killed before it ended; it was charged {how}")
-        )
+        told = f"ended; it was charged {how}" if self.sent else "was sent; it costs nothing"
+        self._daemon.note(self._ended(used, f"the gateway was killed before it {told}"))
 
     def _stop_reading(self, error: Exception) -> None:
         self._coding, self._unreadable, self.error = (
@@ -315,7 +315,7 @@ class CallTally:
         waited = time.monotonic() - self._began
         if not isinstance(error, ClientGoneError):
             self._failed = isinstance(error, Exception)
-        elif self.sent and waited >= GIVEN_UP_AFTER:
+        elif waited >= GIVEN_UP_AFTER:
             self._failed, self.error = (
                 True,
                 f"given up after {format_elapsed(waited)} without a byte from {self._host}",

@@ -245,6 +245,13 @@ RESOLVE_AGAIN = (0.5, 1.0, 2.0)
 and a call that fails then may end a run."""
 
 
+async def _note_sending(record: RequestRecord, event: str, about: dict[str, Any]) -> None:
+    """Note that a connection is there and the request is being written: what httpx2 traces. To a
+    proxy, it writes a request of its own first."""
+    if event == "http11.send_request_headers.started" and about["request"].method != b"CONNECT":
+        record.sending()
+
+
 async def _sent(client: httpx2.AsyncClient, request: httpx2.Request) -> httpx2.Response:
     for pause in RESOLVE_AGAIN:
         try:
@@ -773,7 +780,7 @@ class Exchange:
         """Send the request, and pass the reply on as it comes, but for its end. A paused client
         takes nothing, and the provider goes on and bills: so the reply is read all the same."""
         if record is not None:
-            record.sending()
+            request.extensions["trace"] = partial(_note_sending, record)
         client = self._shared.client if upstream.through is None else self._shared.passing
         try:
             response = await _sent(client, request)

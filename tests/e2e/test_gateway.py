@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -513,6 +513,38 @@ def test_a_held_call_of_a_killed_gateway_reserves_nothing(
         (tmp_path / "done").touch()
         assert not ended(client, run.id).total_cost_usd
     assert provider.bills == []
+
+
+@pytest.mark.parametrize("sent", [True, False], ids=["sent", "not sent"])
+def test_a_call_whose_reply_has_not_begun_when_its_gateway_is_killed(
+    start: Start, provider: Provider, tmp_path: Path, sent: bool
+) -> None:
+    """What was sent is charged as reserved, and shown as an upper bound. What was not costs
+    nothing: there is no connection to the provider yet."""
+    with socket.create_server(("127.0.0.1", 0)) as mute, ExitStack() as stack:
+        url = provider.url if sent else f"https://127.0.0.1:{mute.getsockname()[1]}"
+        upstream = f'url = "{url}"\nfree = false\n'  # it is not asked whether it is a local model
+        daemon = start(config=config(provider).replace(f'url = "{provider.url}"\n', upstream))
+        with daemon.client() as client:
+            run = calling(client, *AMPLE, does="hang", output=1000, then=str(tmp_path / "done")).id
+            if sent:
+                wait_until(lambda: provider.stalled == 1, "the provider has the call")
+            else:
+                connection = stack.enter_context(mute.accept()[0])
+                assert connection.recv(1) == b"\x16", "it is in the middle of the TLS handshake"
+            killed_gateway(daemon)
+            wait_until(lambda: results(daemon, run), "the call has failed")
+            (call,) = client.call(m.ListCalls(id=client.next_id(), run=run), m.CallPage).calls
+            (tmp_path / "done").touch()
+            usage = ended(client, run).usage
+    words = "ended; it was charged as reserved" if sent else "was sent; it costs nothing"
+    assert call.error == f"the gateway was killed before it {words}"
+    assert (call.at_most, usage.at_most) == (sent, sent)
+    assert call.cost_usd == usage.cost_usd
+    assert (call.cost_usd or 0) >= provider.usd
+    assert bool(call.cost_usd) == sent
+    shown = daemon.sfactl("info", run).stdout
+    assert ("at most" in shown) == sent
 
 
 def test_callers_of_a_gateway_that_cannot_start_are_refused_until_it_can(
