@@ -12,7 +12,7 @@ import sys
 import termios
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import pyte
 
@@ -45,20 +45,27 @@ class _Screen(pyte.Screen):
 
 
 class Terminal:
+    """What a command shows that is executed in it."""
+
     def __init__(
-        self, env: Mapping[str, str], words: Sequence[str], columns: int, lines: int
+        self,
+        env: Mapping[str, str],
+        command: Sequence[str],
+        columns: int,
+        lines: int,
+        cwd: str = ".",
     ) -> None:
         self._screen = _Screen(columns, lines)
         self._stream = pyte.ByteStream(self._screen)
         self.pid, self._master = os.forkpty()
         if self.pid == 0:
-            command = [sys.executable, "-m", "sfactl", "top", *words]
+            os.chdir(cwd)
             kept = {
                 key: value
                 for key, value in env.items()
                 if not key.startswith(("TEXTUAL", "NO_COLOR", "COLUMNS", "LINES"))
             }
-            os.execve(command[0], command, kept | {"TERM": "xterm-256color", "TZ": "UTC"})
+            os.execvpe(command[0], [*command], kept | {"TERM": "xterm-256color", "TZ": "UTC"})
         fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
 
     @property
@@ -136,8 +143,7 @@ class Terminal:
 def top(
     env: Mapping[str, str], *words: str, columns: int = 80, lines: int = 24
 ) -> Iterator[Terminal]:
-    terminal = Terminal(env, words, columns, lines)
-    try:
+    with closing(
+        Terminal(env, [sys.executable, "-m", "sfactl", "top", *words], columns, lines)
+    ) as terminal:
         yield terminal
-    finally:
-        terminal.close()
