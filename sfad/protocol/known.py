@@ -76,7 +76,8 @@ KNOWN_PROGRAMS: dict[str, KnownProgram] = {
         packages=("gemini-cli",),
         files=(".gemini",),
         retries_silently=True,
-        addresses=("GOOGLE_GEMINI_BASE_URL",),
+        # the second one where it leads the calls: then the program starts itself without the first
+        addresses=("GOOGLE_GEMINI_BASE_URL", "NODE_OPTIONS"),
         mcp_settings="~/.gemini/settings.json",
     ),
     "opencode": KnownProgram(

@@ -5,14 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from shutil import which
+from subprocess import Popen
 
 import pytest
 
 from sfad.agents import Surroundings
 from sfad.agents.setup_reader import TreeSetups, tree_setups
+from sfad.core.events import AgentProcess
 from sfad.daemon.loop.gateway_routing import PLACEHOLDER, exempt_from_proxies, routed, with_objects
 from sfad.daemon.loop.gateways import Gateways
+from sfad.processes import kernel
 from sfad.protocol.messages import Spawn
+from tests.harness import wait_until
 from tests.processes.fake import FakeLauncher
 
 from .shell import shell
@@ -105,6 +110,30 @@ async def test_what_a_script_changes_of_foundry_leads_around_the_gateway(
         else:
             again = run(runtime.gateways, setups, "claude", variables(spawn))
             assert (again.direct, variables(again)) == (None, variables(spawn))
+
+
+def is_led(gateways: Gateways, env: Mapping[str, str]) -> bool:
+    """Return whether a Gemini CLI with this environment calls its model through a gateway."""
+    with Popen(["sleep", "60"], env=env, executable=which("sleep")) as process:
+        try:
+            wait_until(lambda: kernel.environ(process.pid), "it is executed")
+            return gateways.lead(AgentProcess(process.pid, 0, "gemini", ""))
+        finally:
+            process.kill()
+
+
+async def test_gemini_cli_that_starts_itself_again_without_its_variable_is_still_led(
+    tmp_path: Path,
+) -> None:
+    """As it does where no setting chooses its key, and Node.js leads its calls."""
+    async with shell(tmp_path, FakeLauncher) as runtime:
+        chosen = {"GEMINI_CLI_TRUST_WORKSPACE": "true", "GEMINI_API_KEY": "k"}
+        env = variables(run(runtime.gateways, tree(chosen), "gemini", chosen))
+        led = []
+        for gone in "GOOGLE_GEMINI_BASE_URL", "NODE_OPTIONS":
+            del env[gone]
+            led.append(is_led(runtime.gateways, env))
+        assert led == [True, False]
 
 
 @pytest.mark.parametrize(

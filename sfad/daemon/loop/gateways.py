@@ -180,14 +180,9 @@ class Gateways:
         """Return whether an agent program calls its model through a gateway, as far as its command
         and its variables tell."""
         known = KNOWN_PROGRAMS.get(process.program, KnownProgram())
-        addresses = map(
-            os.fsdecode,
-            filter(None, (kernel.variable(process.pid, name.encode()) for name in known.addresses)),
-        )
-        words = kernel.command(process.pid)
-        return any(map(self.is_own, addresses)) or any(
-            f"http://127.0.0.1:{port}/" in word for port in self._ports for word in words
-        )
+        variables = (kernel.variable(process.pid, name.encode()) for name in known.addresses)
+        texts = [*map(os.fsdecode, filter(None, variables)), *kernel.command(process.pid)]
+        return any(f"http://127.0.0.1:{port}/" in text for port in self._ports for text in texts)
 
     def run_of(self, token: str) -> RunId | None:
         """Return the run that a token names."""
