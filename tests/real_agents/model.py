@@ -67,6 +67,17 @@ _PRICES: dict[str, Price] = {
     "qwen": OPENAI,
     "copilot": OPENAI,
 }
+OFFICIAL = {
+    "api.anthropic.com": "claude",
+    "api.openai.com": "codex",
+    "chatgpt.com": "codex",
+    "generativelanguage.googleapis.com": "gemini",
+}
+"""The agents that call their model at these hosts."""
+_ACCOUNTS = b"""{"account_ordering": ["an-account"], "accounts": [
+    {"id": "an-account", "name": "Somebody", "plan_type": "pro", "structure": "personal",
+     "workspace_backend_origin": "https://chatgpt.com", "account_routing_override": "us"}]}"""
+"""Where the account of a ChatGPT login is, which Codex asks first."""
 _IDLE = 20.0
 """Seconds that a silent connection is kept: the end of the server waits for the threads of all."""
 
@@ -184,7 +195,7 @@ class _Handler(BaseHTTPRequestHandler):
         path = urlsplit(self.path).path
         data = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         data = Coding(self.headers.get("Content-Encoding", "")).feed(data, 1 << 24)
-        talk = self.server.talks.get(path.split("/")[1])
+        talk = self.server.talks.get(OFFICIAL.get(self.headers["Host"]) or path.split("/")[1])
         if talk is not None and talk.dialect.asks(path):
             talk.credentials |= {
                 value
@@ -225,7 +236,8 @@ class _Handler(BaseHTTPRequestHandler):
         return True
 
     def do_GET(self) -> None:
-        self._send(404, "application/json", b"{}")
+        known = self.path.endswith("/accounts/check")
+        self._send(200 if known else 404, "application/json", _ACCOUNTS if known else b"{}")
 
     def do_CONNECT(self) -> None:
         """Be a proxy that lets nothing pass."""
@@ -254,14 +266,16 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def serving(
-    scripts: Mapping[str, Iterable[Reply]], tls: ssl.SSLContext | None = None
+    scripts: Mapping[str, Iterable[Reply]],
+    tls: ssl.SSLContext | None = None,
+    address: tuple[str, int] = ("127.0.0.1", 0),
 ) -> Iterator[Model]:
     """A model for the agents of these names, on a port of its own. The path of each agent begins
-    with its name. With `tls`, it is called by https."""
+    with its name, unless the host is that of its maker. With `tls`, it is called by https."""
     talks = {
         name: Talk(_DIALECTS[name], iter(script), _PRICES[name]) for name, script in scripts.items()
     }
-    server = _Server(("127.0.0.1", 0), _Handler)
+    server = _Server(address, _Handler)
     server.talks, server.released, server.seen = talks, threading.Event(), []
     if tls is not None:
         server.socket = tls.wrap_socket(server.socket, server_side=True)

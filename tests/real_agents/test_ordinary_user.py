@@ -1,8 +1,8 @@
-"""Gemini CLI of an ordinary user, who has installed sfad where they could, uses the gateway by
-default.
+"""Programs of an ordinary user, who has installed sfad where they could: Gemini CLI uses the
+gateway by default, and a run whose program goes around it is ended.
 
-Its settings do not choose the key: with it in a variable or a file, the program starts without a
-question, and calls Google.
+The settings of Gemini CLI do not choose the key: with it in a variable or a file, the program
+starts without a question, and calls Google.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ from pathlib import Path
 import pytest
 
 from tests.harness import running, wait_until
-from tests.real_agents.clis import GEMINI_CLI, Cli, environment, packages
+from tests.real_agents.clis import CLAUDE, CODEX, GEMINI_CLI, Cli, environment, packages
 from tests.real_agents.conftest import MakeDesk
 from tests.real_agents.desk import Desk, in_a_terminal
 from tests.real_agents.model import serving
 from tests.real_agents.script import Reply, Write
 from tests.real_agents.test_around import (
     HOW,
-    LIMIT as LIMIT_A,
-    PROGRAMS,
+    LIMIT,
     assert_ended,
     cleared,
     script,
@@ -35,7 +34,6 @@ from tests.real_agents.test_around import (
 from tests.real_agents.test_bill import CONFIG as DEFAULT
 from tests.unprivileged import GONE, Place, place
 
-LIMIT = 0.5
 CONFIG = """
 [gateway.upstreams.gemini]
 url = "{model}/gemini"
@@ -48,8 +46,8 @@ SETTINGS = '{"privacy": {"usageStatisticsEnabled": false}, "general": {"enableAu
 
 @pytest.fixture
 def ordinary(commands: Path, tmp_path: Path) -> Iterator[MakeDesk]:
-    """Makes the desk of an ordinary user, as `desk` does. The interpreter and the checkout are below
-    /tmp, and only this user's home directory is set up, with nothing in it."""
+    """Makes the desk of an ordinary user, as `desk` does, with an empty home directory. The
+    interpreter and the checkout are below /tmp."""
     with ExitStack() as stack:
         nobody = stack.enter_context(place(agents=packages())) if os.geteuid() == 0 else None
         directory = nobody.directory if nobody is not None else tmp_path
@@ -143,26 +141,36 @@ def test_gemini_cli_of_an_ordinary_user_stays_below_its_limit(
     assert {path.name for path in Path(theirs.env["HOME"]).iterdir()} == own
 
 
-@pytest.mark.parametrize("how", ["exec {}", "{}; true"])
-def test_gemini_cli_that_a_script_leads_around_the_gateway_is_ended(theirs: Desk, how: str) -> None:
+@pytest.mark.parametrize(
+    ("program", "how"),
+    [
+        (CLAUDE, "exec"),
+        (CLAUDE, "below"),
+        (CLAUDE, "alone"),
+        (CODEX, "exec"),
+        (CODEX, "below"),  # alone, its command leads it
+        (GEMINI_CLI, "exec"),
+        (GEMINI_CLI, "below"),
+        (GEMINI_CLI, "alone"),
+    ],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_a_run_of_an_ordinary_user_ends_before_the_second_call_around_the_gateway(
+    ordinary: MakeDesk, program: Cli, how: str
+) -> None:
     """Without a cgroup, and without the kernel's word about what is executed."""
-    own = {
-        "HOME": theirs.env["HOME"],
-        "PATH": theirs.env["PATH"],
-        "GEMINI_CLI_TRUST_WORKSPACE": "true",
-        "GEMINI_API_KEY": "scripted",
-        "GOOGLE_GEMINI_BASE_URL": f"{theirs.model.url}/gemini",
-    }
-    Path(own["HOME"], ".gemini", "settings.json").write_text(
-        '{"security": {"auth": {"selectedType": "gemini-api-key"}}}'
-    )
-    variables = [f"{name}={value}" for name, value in own.items()]
-    command = how.format(shlex.join(["env", "-i", *variables, *GEMINI_CLI.as_text]))
-    theirs.sfactl("run", "--limit", f"cost={LIMIT}", "--timeout", "5m", "--", "sh", "-c", command)
-    (root,) = theirs.listed()
-    assert root["status"] == "failed"
-    assert "it calls its model around the gateway" in root["reason"]["message"]
-    assert root["usage"]["partial"]
+    at = ordinary(config=DEFAULT, mode="tags", **{program.name: writing()})
+    home = Path(at.env["HOME"])
+    at.env.update(environment(home, at.model.url))
+    shutil.rmtree(home / ".cache")  # of Copilot CLI, with links to files of all tests
+    for path in home.rglob("*"):
+        owned(path, at.nobody)
+    line = cleared(at, program.as_text)
+    command = ["--", *shlex.split(line)] if how == "alone" else script(at, HOW[how].format(line))
+    at.sfactl("run", "--limit", f"cost={LIMIT}", "--timeout", "5m", *command)
+    (bill,), (run,) = at.talk(program).bills, at.listed()
+    assert_ended(run, bill)
+    assert "at least" in at.sfactl("info", run["id"]).stdout
 
 
 @pytest.mark.parametrize("way", ["named", "text", "script"])
@@ -179,23 +187,3 @@ def test_gemini_cli_that_cannot_use_the_gateway_is_refused_below_a_typed_limit(
     assert "Gemini CLI uses Vertex AI" in said
     assert "set security.auth.selectedType to gemini-api-key in ~/.gemini/settings.json" in said
     assert theirs.talk(GEMINI_CLI).bills == []
-
-
-@pytest.mark.parametrize("how", [*HOW, "alone"])
-@PROGRAMS
-def test_measure(ordinary: MakeDesk, program: Cli, how: str) -> None:
-    """Their containment has no cgroup, and the kernel tells their daemon of no start."""
-    at = ordinary(config=DEFAULT, mode="tags", **{program.name: writing()})
-    home = Path(at.env["HOME"])
-    at.env.update(environment(home, at.model.url))
-    shutil.rmtree(home / ".cache")  # of Copilot CLI, with links to files of the tests
-    for path in home.rglob("*"):
-        owned(path, at.nobody)
-    line = cleared(at, program.as_text)
-    command = ["--", *shlex.split(line)] if how == "alone" else script(at, HOW[how].format(line))
-    done = at.sfactl("run", "--limit", f"cost={LIMIT}", "--timeout", "5m", *command)
-    bills, root = at.talk(program).bills, at.listed()[0]
-    import subprocess
-    cost = [l for l in root["limits"] if l["kind"] == "cost"]
-    text = " ".join(map(str,(program.name, how, f"{sum(bills)/LIMIT:.1%}", len(bills), root["status"], root["reason"] and root["reason"]["message"], root["total_cost_usd"], cost and cost[0].get("enforced_by"), root["usage"]["elapsed_s"], "partial", root["usage"]["partial"], root["usage"].get("at_most"), "\n   OUT", (done.stdout + done.stderr)[-700:].replace("\n", "\n      "))))
-    subprocess.run(["sh", "-c", "cat >> /tmp/around-measure2"], input=text+"\n", text=True)
