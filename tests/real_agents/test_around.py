@@ -6,6 +6,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Iterator
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,10 @@ PROGRAMS = pytest.mark.parametrize(
 
 
 def writing() -> Iterator[Write]:
-    """Yield replies that take a while: of a model, these would take minutes."""
-    while True:
-        time.sleep(1)
+    """Yield replies that take a while: of a model, these would take minutes. Claude Code has sent
+    its next call when its file tells of the one before, and a busy machine ends the run late."""
+    for seconds in chain([1], repeat(5)):
+        time.sleep(seconds)
         yield Write(CALL)
 
 
