@@ -23,7 +23,7 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 
 from sfad.host import systemd
-from sfad.host.callers import Kernel
+from sfad.host.callers import ConnectionTable
 
 from ..exits import ExitCode, UsageError, understood
 from . import addresses
@@ -46,8 +46,8 @@ def of_users(uids: frozenset[int]) -> Callable[[trio.SocketStream], bool]:
 
     def accepted(stream: trio.SocketStream) -> bool:
         try:
-            with closing(Kernel()) as kernel:
-                caller = kernel.caller(stream.socket)
+            with closing(ConnectionTable()) as table:
+                caller = table.caller(stream.socket)
         except OSError:  # no descriptor is free
             return False
         return caller is not None and caller.uid in uids
@@ -182,8 +182,8 @@ def _bound(place: Place) -> socket.socket:
         ) from None
     if place.checks_users:
         try:
-            with closing(Kernel()) as kernel:
-                kernel.connections(())
+            with closing(ConnectionTable()) as table:
+                table.connections(())
         except OSError:  # every browser would be cut off
             listener.close()
             raise UsageError(

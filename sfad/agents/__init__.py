@@ -38,8 +38,8 @@ from ..core.state.naming import program_name
 from ..protocol.known import AGENTS, ANY_PROGRAM, BY_REPORT, METERED_PROGRAMS, NO_METER
 from .counters import Meter, Reading
 from .program import AgentProgram, SessionFiles, arguments, program_called
+from .setups import Person as Person
 from .setups import Setup as Setup
-from .setups import Surroundings as Surroundings
 from .setups import TreeUpstream as TreeUpstream
 
 __all__ = [

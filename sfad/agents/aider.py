@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ..protocol.known import KEYS
 from .program import AgentProgram
-from .setups import GATEWAY, Setup, Surroundings, TreeUpstream, dotenv, upwards
+from .setups import GATEWAY, Person, Setup, TreeUpstream, dotenv, upwards
 
 
 class LiteLlmProvider(NamedTuple):
@@ -75,17 +75,17 @@ class Aider(AgentProgram):
     introduces_task = frozenset({"-m", "--msg", "--message", "--yes-always"})
     variables = ("AIDER_", "LITELLM_")
 
-    def setup(self, surroundings: Surroundings) -> Setup:
-        return setup(surroundings)
+    def setup(self, person: Person) -> Setup:
+        return setup(person)
 
 
 PROGRAM = Aider()
 
 
-def setup(surroundings: Surroundings) -> Setup:
+def setup(person: Person) -> Setup:
     """Return how aider is routed through the gateway. Raises `UnreadableError`."""
-    settings = _settings(surroundings)
-    model = next(iter(settings.get("model", ())), surroundings.env.get("AIDER_MODEL", ""))
+    settings = _settings(person)
+    model = next(iter(settings.get("model", ())), person.env.get("AIDER_MODEL", ""))
     if (signed := _SIGNED.get(model.partition("/")[0])) is not None:
         return Setup(
             "aider",
@@ -94,17 +94,15 @@ def setup(surroundings: Surroundings) -> Setup:
                 "whose requests are signed for its own host"
             ),
         )
-    files = _dotenv_files(surroundings) | dict(
+    files = _dotenv_files(person) | dict(
         pair for pair in map(_pair, settings.get("set-env", ())) if pair
     )
-    base = next(iter(settings.get("openai-api-base", ())), None) or surroundings.env.get(
+    base = next(iter(settings.get("openai-api-base", ())), None) or person.env.get(
         "AIDER_OPENAI_API_BASE"
     )
     if base:
         files["OPENAI_API_BASE"] = base
-    routed = [
-        _routed(provider, surroundings.env, files, option=bool(base)) for provider in PROVIDERS
-    ]
+    routed = [_routed(provider, person.env, files, option=bool(base)) for provider in PROVIDERS]
     words = tuple(word for each in routed for word in each.words)
     # an option on the command line replaces those of the file
     again = tuple(f"--set-env={entry}" for entry in settings.get("set-env", ())) if words else ()
@@ -154,10 +152,10 @@ def _without_call(url: str) -> str:
     return url.removesuffix("/v1/messages").removesuffix("/chat/completions")
 
 
-def _directories(surroundings: Surroundings) -> list[str]:
+def _directories(person: Person) -> list[str]:
     """Return the home directory, the git repository and the working directory: the later takes
     precedence."""
-    cwd, read = surroundings.cwd, surroundings.read
+    cwd, read = person.cwd, person.read
     repository = next(
         (
             top
@@ -166,25 +164,23 @@ def _directories(surroundings: Surroundings) -> list[str]:
         ),
         None,
     )
-    return list(dict.fromkeys(filter(None, (surroundings.env.get("HOME"), repository, cwd))))
+    return list(dict.fromkeys(filter(None, (person.env.get("HOME"), repository, cwd))))
 
 
-def _dotenv_files(surroundings: Surroundings) -> dict[str, str]:
-    paths = [f"{directory}/.env" for directory in _directories(surroundings)]
-    if home := surroundings.env.get("HOME"):
+def _dotenv_files(person: Person) -> dict[str, str]:
+    paths = [f"{directory}/.env" for directory in _directories(person)]
+    if home := person.env.get("HOME"):
         paths.insert(0, f"{home}/.aider/oauth-keys.env")
-    if chosen := surroundings.env.get("AIDER_ENV_FILE"):
-        paths.append(chosen if chosen.startswith("/") else f"{surroundings.cwd}/{chosen}")
-    return {
-        name: value for path in paths for name, value in dotenv(surroundings.read(path)).items()
-    }
+    if chosen := person.env.get("AIDER_ENV_FILE"):
+        paths.append(chosen if chosen.startswith("/") else f"{person.cwd}/{chosen}")
+    return {name: value for path in paths for name, value in dotenv(person.read(path)).items()}
 
 
-def _settings(surroundings: Surroundings) -> dict[str, list[str]]:
+def _settings(person: Person) -> dict[str, list[str]]:
     """Return the settings of the YAML files that matter here."""
     found: dict[str, list[str]] = {}
-    for directory in _directories(surroundings):
-        text = (surroundings.read(f"{directory}/{CONFIG}") or b"").decode(errors="replace")
+    for directory in _directories(person):
+        text = (person.read(f"{directory}/{CONFIG}") or b"").decode(errors="replace")
         found |= {key: _WORD.findall(value) for key, value in _SETTING.findall(text)}
     return found
 

@@ -56,7 +56,7 @@ from .program import (
     sorted_words,
     values,
 )
-from .setups import GATEWAY, Setup, Surroundings, TreeUpstream, at, json_file, json_object, merged
+from .setups import GATEWAY, Person, Setup, TreeUpstream, at, json_file, json_object, merged
 
 _CONTEXT = re.compile(r"\[[^\]]*\]$")
 """`modelUsage` calls a model with a large context `claude-opus-4-8[1m]`; messages and price lists
@@ -550,8 +550,8 @@ class Claude(AgentProgram):
         words = [f"--tools={built_in}", f"--allowedTools={','.join(allowed)}"] if allowed else []
         return words + ([f"--disallowedTools={','.join(blocked)}"] if blocked else [])
 
-    def setup(self, surroundings: Surroundings) -> Setup:
-        return setup(surroundings)
+    def setup(self, person: Person) -> Setup:
+        return setup(person)
 
     def resumed(
         self, words: Sequence[str], session: str, task: str | None, *, terminal: bool
@@ -674,15 +674,15 @@ class ClaudeSettings(NamedTuple):
     """Variables that the program has without the gateway."""
 
 
-def setup(surroundings: Surroundings) -> Setup:
+def setup(person: Person) -> Setup:
     """Return how Claude Code is routed through the gateway. Raises `UnreadableError`."""
-    found = _found(surroundings)
+    found = _found(person)
     chosen = next(
         (name for name in _ELSEWHERE if found.env.get(name, "").lower() not in _OFF), None
     )
     if chosen is not None and (elsewhere := _ELSEWHERE[chosen]) is not None:
         return Setup("claude", direct=f"Claude Code uses {elsewhere} ({chosen})")
-    if (why := setups.obstacle(surroundings, found.env)) is not None:
+    if (why := setups.obstacle(person, found.env)) is not None:
         return Setup("claude", direct=why)
     if found.policies:
         return Setup(
@@ -701,7 +701,7 @@ def setup(surroundings: Surroundings) -> Setup:
         return Setup(
             "claude", direct=f"{min(managed)} in {_MANAGED} leads Claude Code around the gateway"
         )
-    in_files = setups.named_in_files(surroundings._replace(env=found.env))
+    in_files = setups.named_in_files(person._replace(env=found.env))
     if BASE_URL not in found.env and BASE_URL in routed.variables.keys() & in_files:
         # what the program starts has its variables, and would send the key of the file to the
         # gateway
@@ -709,9 +709,9 @@ def setup(surroundings: Surroundings) -> Setup:
             "claude", direct=f"a .env file or a profile of Anthropic's SDKs names {BASE_URL}"
         )
     # those of `env` are of any program
-    certificates = setups.certificates(surroundings, found.own | found.managed)
+    certificates = setups.certificates(person, found.own | found.managed)
     if routed.variables.keys() & found.own.keys():
-        setup = _by_settings(routed, surroundings)
+        setup = _by_settings(routed, person)
     else:
         setup = Setup(
             "claude",
@@ -795,8 +795,8 @@ def _reached(found: ClaudeSettings) -> dict[str, str]:
     return dict.fromkeys(sorted(_NO_PROXY), f"{hosts},127.0.0.1" if hosts else "127.0.0.1")
 
 
-def _by_settings(routed: _Routed, surroundings: Surroundings) -> Setup:
-    env = surroundings.env
+def _by_settings(routed: _Routed, person: Person) -> Setup:
+    env = person.env
     return Setup(
         "claude",
         routed.upstreams,
@@ -806,12 +806,12 @@ def _by_settings(routed: _Routed, surroundings: Surroundings) -> Setup:
             ("HOME", env.get("HOME", "")),
             ("CLAUDE_CONFIG_DIR", env.get("CLAUDE_CONFIG_DIR", "")),
         ),
-        only_in=surroundings.cwd,
+        only_in=person.cwd,
     )
 
 
-def _found(surroundings: Surroundings) -> ClaudeSettings:
-    env, read, cwd = surroundings.env, surroundings.read, surroundings.cwd
+def _found(person: Person) -> ClaudeSettings:
+    env, read, cwd = person.env, person.read, person.cwd
     directory = env.get("CLAUDE_CONFIG_DIR") or f"{env.get('HOME') or '/'}/.claude"
     files = dict.fromkeys(
         (
@@ -821,9 +821,7 @@ def _found(surroundings: Surroundings) -> ClaudeSettings:
         )
     )
     own = _variables(merged(*(json_file(read, path, comments=False) for path in files)))
-    administrator = merged(
-        *(json_file(read, path, comments=False) for path in _managed(surroundings))
-    )
+    administrator = merged(*(json_file(read, path, comments=False) for path in _managed(person)))
     managed, policies = (
         _variables(administrator),
         [name for name in _POLICIES if name in administrator],
@@ -831,13 +829,11 @@ def _found(surroundings: Surroundings) -> ClaudeSettings:
     return ClaudeSettings(own, policies, managed, {**env, **own, **managed})
 
 
-def _managed(surroundings: Surroundings) -> Iterator[str]:
+def _managed(person: Person) -> Iterator[str]:
     yield f"{_MANAGED}/managed-settings.json"
     directory = f"{_MANAGED}/managed-settings.d"
     yield from (
-        f"{directory}/{name}"
-        for name in sorted(surroundings.names(directory))
-        if name.endswith(".json")
+        f"{directory}/{name}" for name in sorted(person.names(directory)) if name.endswith(".json")
     )
 
 

@@ -54,8 +54,8 @@ from .program import (
 )
 from .setups import (
     GATEWAY,
+    Person,
     Setup,
-    Surroundings,
     TreeUpstream,
     UnreadableError,
     at,
@@ -450,8 +450,8 @@ class Codex(AgentProgram):
         )
         return [f"--config={_TOOL_SETTINGS[tool]}" for tool in taken]
 
-    def setup(self, surroundings: Surroundings) -> Setup:
-        return setup(surroundings)
+    def setup(self, person: Person) -> Setup:
+        return setup(person)
 
     def setup_of_command(
         self, setup: Setup, options: Sequence[str], env: Mapping[str, str]
@@ -590,12 +590,12 @@ class _ElsewhereError(Exception):
     """Codex cannot be routed. The message says why."""
 
 
-def setup(surroundings: Surroundings) -> Setup:
+def setup(person: Person) -> Setup:
     """Return how Codex is routed through the gateway. Raises `UnreadableError`."""
-    read, home = surroundings.read, _home(surroundings.env)
-    files = surroundings.names(home)
+    read, home = person.read, _home(person.env)
+    files = person.names(home)
     try:
-        _refuse_managed(surroundings)
+        _refuse_managed(person)
         if not home.startswith("/"):
             raise _ElsewhereError(f"CODEX_HOME is '{home}', which does not begin with /")
         general = merged(
@@ -603,16 +603,14 @@ def setup(surroundings: Surroundings) -> Setup:
         )
     except _ElsewhereError as error:
         return Setup("codex", direct=str(error))
-    found = _routed(surroundings, general)
+    found = _routed(person, general)
     chosen = [name for name in files if name.endswith(_PROFILE) and name != _PROFILE][
         :MOST_PROFILES
     ]
     profiles = tuple(
-        (name.removesuffix(_PROFILE), _of_profile(surroundings, general, name)) for name in chosen
+        (name.removesuffix(_PROFILE), _of_profile(person, general, name)) for name in chosen
     )
-    return replace(
-        found, only_with=_place(surroundings.env), profiles=profiles, account=_account(surroundings)
-    )
+    return replace(found, only_with=_place(person.env), profiles=profiles, account=_account(person))
 
 
 def of_command(setup: Setup, options: Sequence[str], env: Mapping[str, str]) -> Setup:
@@ -678,27 +676,27 @@ def _changed(setup: Setup, env: Mapping[str, str]) -> str | None:
     return next((name for name in others if env.get(name)), None)
 
 
-def _refuse_managed(surroundings: Surroundings) -> None:
+def _refuse_managed(person: Person) -> None:
     """Raise `_ElsewhereError` if an administrator's settings, which take precedence over `-c`,
     choose an address."""
     for path in (f"{_ETC}/managed_config.toml", f"{_ETC}/requirements.toml"):
-        if keys := sorted(_DECISIVE.intersection(toml_file(surroundings.read, path))):
+        if keys := sorted(_DECISIVE.intersection(toml_file(person.read, path))):
             raise _ElsewhereError(
                 f"{path} sets {keys[0]}, which takes precedence over the gateway's address"
             )
 
 
-def _of_profile(surroundings: Surroundings, general: dict[str, Any], name: str) -> Setup:
+def _of_profile(person: Person, general: dict[str, Any], name: str) -> Setup:
     try:
         return _routed(
-            surroundings,
-            merged(general, toml_file(surroundings.read, f"{_home(surroundings.env)}/{name}")),
+            person,
+            merged(general, toml_file(person.read, f"{_home(person.env)}/{name}")),
         )
     except UnreadableError as error:
         return Setup("codex", direct=str(error))
 
 
-def _routed(surroundings: Surroundings, settings: dict[str, Any]) -> Setup:
+def _routed(person: Person, settings: dict[str, Any]) -> Setup:
     """Return what leads all providers of the settings that can be routed, and why the one that they
     choose cannot."""
     providers = settings.get("model_providers")
@@ -708,7 +706,7 @@ def _routed(surroundings: Surroundings, settings: dict[str, Any]) -> Setup:
         try:
             if name not in _BUILT_IN:
                 urls[name] = (
-                    _own_address(surroundings, settings)
+                    _own_address(person, settings)
                     if name == _OWN_PROVIDER
                     else _address(at(providers, name))
                 )
@@ -775,24 +773,24 @@ def _checked(key: str, url: Any) -> str:
     return url.rstrip("/")
 
 
-def _own_address(surroundings: Surroundings, settings: dict[str, Any]) -> str | None:
+def _own_address(person: Person, settings: dict[str, Any]) -> str | None:
     """Return the address of Codex's own provider; `None` for the upstream 'openai' of the config,
     which stands for the API of OpenAI. Raises `_ElsewhereError` and `UnreadableError`."""
     if settings.get("openai_base_url"):
         return _checked("openai_base_url", settings["openai_base_url"])
-    if not _logged_in(surroundings, settings):
+    if not _logged_in(person, settings):
         # a person's OPENAI_BASE_URL takes the name of that upstream, and Codex would not have gone
         # there
-        return OPENAI if surroundings.env.get("OPENAI_BASE_URL") else None
+        return OPENAI if person.env.get("OPENAI_BASE_URL") else None
     if str(settings.get("chatgpt_base_url") or _CHATGPT_BASE_URL).rstrip("/") != _CHATGPT_BASE_URL:
         raise _ElsewhereError("its chatgpt_base_url tells it where its calls go")
     return CHATGPT
 
 
-def _logged_in(surroundings: Surroundings, settings: dict[str, Any]) -> bool:
+def _logged_in(person: Person, settings: dict[str, Any]) -> bool:
     """Return whether Codex has a ChatGPT login, and no API key. Raises `_ElsewhereError` and
     `UnreadableError`."""
-    env = surroundings.env
+    env = person.env
     store = settings.get("cli_auth_credentials_store", "file")
     if store != "file":
         raise _ElsewhereError(
@@ -801,7 +799,7 @@ def _logged_in(surroundings: Surroundings, settings: dict[str, Any]) -> bool:
         )
     if env.get("CODEX_ACCESS_TOKEN"):
         raise _ElsewhereError("CODEX_ACCESS_TOKEN decides where its calls go")
-    login = json_file(surroundings.read, f"{_home(env)}/auth.json")
+    login = json_file(person.read, f"{_home(env)}/auth.json")
     mode = login.get("auth_mode") or (
         "chatgpt" if login.get("tokens") and not login.get("OPENAI_API_KEY") else "apikey"
     )
@@ -815,10 +813,10 @@ def _logged_in(surroundings: Surroundings, settings: dict[str, Any]) -> bool:
     return mode == "chatgpt"
 
 
-def _account(surroundings: Surroundings) -> str:
+def _account(person: Person) -> str:
     """Return a hash of the credential of its ChatGPT login; empty if there is none. Raises
     `UnreadableError`."""
-    login = json_file(surroundings.read, f"{_home(surroundings.env)}/auth.json")
+    login = json_file(person.read, f"{_home(person.env)}/auth.json")
     token = at(login, "tokens", "access_token")
     return digest(token) if isinstance(token, str) and token else ""
 

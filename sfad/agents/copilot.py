@@ -36,7 +36,7 @@ from .program import (
     sorted_words,
     values,
 )
-from .setups import GATEWAY, Setup, Surroundings, TreeUpstream
+from .setups import GATEWAY, Person, Setup, TreeUpstream
 
 
 class _CopilotUsage(msgspec.Struct, rename="camel"):
@@ -270,10 +270,10 @@ class Copilot(AgentProgram):
             case {"type": "session.error", "data": {"message": message}}:
                 yield AgentFailure(counters.words(message))
 
-    def setup(self, surroundings: Surroundings) -> Setup:
+    def setup(self, person: Person) -> Setup:
         """Return how it is routed through the gateway: by the variable with the address of the
         person's own provider."""
-        env = surroundings.env
+        env = person.env
         url = env.get(_ADDRESS, "").rstrip("/")
         kind, wire = env.get(_TYPE) or "openai", env.get(_WIRE) or "completions"
         if not url:

@@ -48,8 +48,8 @@ from .program import (
 )
 from .setups import (
     GATEWAY,
+    Person,
     Setup,
-    Surroundings,
     TreeUpstream,
     at,
     dotenv,
@@ -311,8 +311,8 @@ class Gemini(AgentProgram):
         # would need one
         return [f"--allowed-tools={','.join(allowed)}"] if allowed else []
 
-    def setup(self, surroundings: Surroundings) -> Setup:
-        return setup(surroundings)
+    def setup(self, person: Person) -> Setup:
+        return setup(person)
 
     # it sends a first task before it has loaded the session (seen with 0.61)
     resumes_with_task_in_terminal = False
@@ -394,22 +394,22 @@ _FIRST = quote(Path(__file__).with_name("gemini_first.mjs").read_text())
 _GOOGLE_LOGIN = {"oauth-personal", "cloud-shell", "compute-default-credentials"}
 
 
-def setup(surroundings: Surroundings) -> Setup:
+def setup(person: Person) -> Setup:
     """Return how Gemini CLI is routed through the gateway. Raises `UnreadableError`."""
-    found = list(dict.fromkeys(_routed(surroundings, trusted) for trusted in _trust(surroundings)))
+    found = list(dict.fromkeys(_routed(person, trusted) for trusted in _trust(person)))
     # to lead the calls is right whether or not the key is chosen
     if len({replace(each, appended=()) for each in found}) == 1:
         return max(found, key=lambda each: len(each.appended))
     what = (
         "where Gemini CLI's calls go depends on whether it trusts "
-        f"{surroundings.cwd}; set GEMINI_CLI_TRUST_WORKSPACE"
+        f"{person.cwd}; set GEMINI_CLI_TRUST_WORKSPACE"
     )
     return Setup("gemini", direct=what)
 
 
-def _routed(surroundings: Surroundings, trusted: bool) -> Setup:
-    settings = _settings(surroundings, trusted=trusted)
-    env = _environment(surroundings, settings, trusted=trusted)
+def _routed(person: Person, trusted: bool) -> Setup:
+    settings = _settings(person, trusted=trusted)
+    env = _environment(person, settings, trusted=trusted)
     chosen = at(settings, "security", "auth", "selectedType") or settings.get("selectedAuthType")
     login = chosen or _login_of(env)
     if login in _GOOGLE_LOGIN:
@@ -426,19 +426,19 @@ def _routed(surroundings: Surroundings, trusted: bool) -> Setup:
             ),
         )
     url = env.get(BASE_URL, "").rstrip("/")
-    name = "gemini" if url == surroundings.env.get(BASE_URL, "").rstrip("/") else "gemini-cli"
+    name = "gemini" if url == person.env.get(BASE_URL, "").rstrip("/") else "gemini-cli"
     own = (TreeUpstream(name, url, "gemini"),) if url else ()
     keys = KEYS["gemini"] if own else ()
     address = f"{GATEWAY}/{name}"
-    first = () if chosen else ((_OPTIONS, _first(address, surroundings)),)
+    first = () if chosen else ((_OPTIONS, _first(address, person)),)
     return Setup("gemini", own, env=((BASE_URL, address),), appended=first, keys=keys)
 
 
-def _first(address: str, surroundings: Surroundings) -> str:
+def _first(address: str, person: Person) -> str:
     """Return the option with which Node.js executes `gemini_first.mjs` first."""
-    path = _defaults(surroundings.env)
+    path = _defaults(person.env)
     shown = merged(
-        json_file(surroundings.read, path),
+        json_file(person.read, path),
         {"security": {"auth": {"selectedType": "gemini-api-key"}}},
     )
     module = _FIRST.replace(quote("{defaults}"), quote(json.dumps(path)))
@@ -461,26 +461,26 @@ def _home(env: Mapping[str, str]) -> str:
     return env.get("GEMINI_CLI_HOME") or env.get("HOME") or "/"
 
 
-def _trust(surroundings: Surroundings) -> tuple[bool, ...]:
+def _trust(person: Person) -> tuple[bool, ...]:
     """Return whether the program trusts the working directory; both, where a list of folders or a
     person decides."""
-    env = surroundings.env
+    env = person.env
     said = env.get("GEMINI_CLI_TRUST_WORKSPACE")
     if env.get("GEMINI_RESTRICTED_MODE") == "true" or said == "false":
         return (False,)
     if (
         said == "true"
-        or at(_settings(surroundings, trusted=False), "security", "folderTrust", "enabled") is False
+        or at(_settings(person, trusted=False), "security", "folderTrust", "enabled") is False
     ):
         return (True,)
     return (True, False)
 
 
-def _settings(surroundings: Surroundings, *, trusted: bool) -> dict[str, Any]:
-    env, read = surroundings.env, surroundings.read
+def _settings(person: Person, *, trusted: bool) -> dict[str, Any]:
+    env, read = person.env, person.read
     system = env.get(_SETTINGS) or f"{_SYSTEM}/settings.json"
     defaults = _defaults(env)
-    own = [surroundings.cwd] if trusted and surroundings.cwd != _home(env) else []
+    own = [person.cwd] if trusted and person.cwd != _home(env) else []
     directories = [_home(env), *own]
     files = [defaults, *(f"{directory}/.gemini/settings.json" for directory in directories), system]
     return merged(*(json_file(read, path) for path in files))
@@ -494,12 +494,10 @@ def _defaults(env: Mapping[str, str]) -> str:
     )
 
 
-def _environment(
-    surroundings: Surroundings, settings: Mapping[str, Any], *, trusted: bool
-) -> dict[str, str]:
+def _environment(person: Person, settings: Mapping[str, Any], *, trusted: bool) -> dict[str, str]:
     ignored = at(settings, "advanced", "ignoreLocalEnv") is True
-    for path in _candidates(surroundings, trusted=trusted, ignored=ignored):
-        data = surroundings.read(path)
+    for path in _candidates(person, trusted=trusted, ignored=ignored):
+        data = person.read(path)
         if data is not None:
             loaded = dotenv(data)
             usable = (
@@ -507,14 +505,14 @@ def _environment(
                 if trusted
                 else {key: value for key, value in loaded.items() if key in _KEYS_ONLY}
             )
-            return usable | dict(surroundings.env)
-    return dict(surroundings.env)
+            return usable | dict(person.env)
+    return dict(person.env)
 
 
-def _candidates(surroundings: Surroundings, *, trusted: bool, ignored: bool) -> Iterator[str]:
+def _candidates(person: Person, *, trusted: bool, ignored: bool) -> Iterator[str]:
     """Yield the paths of the `.env` file, of which the program reads the first that exists."""
-    home = _home(surroundings.env)
-    for directory in (*upwards(surroundings.cwd), home):
+    home = _home(person.env)
+    for directory in (*upwards(person.cwd), home):
         if trusted:
             yield f"{directory}/.gemini/.env"
         if not ignored or directory == home:

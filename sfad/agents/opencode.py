@@ -28,9 +28,9 @@ from .own_server import OwnServer
 from .program import AgentProgram, SessionQuery, SessionSearch, sorted_words, values
 from .setups import (
     GATEWAY,
+    Person,
     Read,
     Setup,
-    Surroundings,
     TreeUpstream,
     at,
     json_file,
@@ -223,8 +223,8 @@ class Opencode(AgentProgram):
         rules |= dict.fromkeys((name_of(tool) for tool in blocked), "deny")
         return {"OPENCODE_PERMISSION": json.dumps(rules)}
 
-    def setup(self, surroundings: Surroundings) -> Setup:
-        return setup(surroundings)
+    def setup(self, person: Person) -> Setup:
+        return setup(person)
 
     # its --prompt has no effect beside --session (seen with 1.18.33)
     resumes_with_task_in_terminal = False
@@ -390,9 +390,9 @@ class OpencodeSettings(NamedTuple):
         )
 
 
-def setup(surroundings: Surroundings) -> Setup:
+def setup(person: Person) -> Setup:
     """Return how opencode is routed through the gateway. Raises `UnreadableError`."""
-    found = _found(surroundings)
+    found = _found(person)
     if (elsewhere := _elsewhere(found)) is not None:
         return Setup("opencode", direct=f"opencode uses {elsewhere}")
     upstreams = tuple(
@@ -429,12 +429,12 @@ def _keys(found: OpencodeSettings, upstreams: Sequence[TreeUpstream]) -> tuple[s
     )
 
 
-def _found(surroundings: Surroundings) -> OpencodeSettings:
-    env, read = surroundings.env, surroundings.read
+def _found(person: Person) -> OpencodeSettings:
+    env, read = person.env, person.read
     own, logins = json_object(env.get(CONTENT, ""), CONTENT), env.get("OPENCODE_AUTH_CONTENT")
     data = env.get("XDG_DATA_HOME") or f"{_home(env)}/.local/share"
     return OpencodeSettings(
-        merged(*(json_file(read, path) for path in _files(surroundings)), own),
+        merged(*(json_file(read, path) for path in _files(person)), own),
         merged(*(json_file(read, f"{_MANAGED}/{name}") for name in _NAMES)),
         json_object(logins, "OPENCODE_AUTH_CONTENT")
         if logins
@@ -447,13 +447,13 @@ def _home(env: Mapping[str, str]) -> str:
     return env.get("HOME") or "/"
 
 
-def _files(surroundings: Surroundings) -> Iterator[str]:
-    env, read = surroundings.env, surroundings.read
+def _files(person: Person) -> Iterator[str]:
+    env, read = person.env, person.read
     general = f"{env.get('XDG_CONFIG_HOME') or f'{_home(env)}/.config'}/opencode"
     yield from (f"{general}/{name}" for name in ("config.json", *_NAMES))
     if chosen := env.get("OPENCODE_CONFIG"):
-        yield os.path.join(surroundings.cwd, chosen)
-    project = list(_project(surroundings.cwd, read))[::-1]
+        yield os.path.join(person.cwd, chosen)
+    project = list(_project(person.cwd, read))[::-1]
     if not env.get("OPENCODE_DISABLE_PROJECT_CONFIG"):
         yield from (f"{directory}/{name}" for directory in project for name in _NAMES)
     for directory in (

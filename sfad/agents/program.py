@@ -21,7 +21,7 @@ from ..core.state.naming import program_name
 from .counters import Meter
 from .line_meter import LineMeter, SessionMeter, Speech
 from .own_server import OwnServer
-from .setups import Setup, Surroundings
+from .setups import Person, Setup
 from .words import SortedWords as SortedWords
 from .words import sorted_words as sorted_words
 
@@ -207,7 +207,7 @@ class AgentProgram(ABC):
     also_followed: tuple[str, ...] = ()
     """Variables of any program that it follows, too."""
 
-    def setup(self, surroundings: Surroundings) -> Setup:
+    def setup(self, person: Person) -> Setup:
         """Return how it is routed through the gateway. Raises `UnreadableError`."""
         raise NotImplementedError(self.name)
 

@@ -41,7 +41,7 @@ from .program import (
     sorted_words,
     values,
 )
-from .setups import Setup, Surroundings, at, dotenv, json_file, merged, upwards
+from .setups import Person, Setup, at, dotenv, json_file, merged, upwards
 
 _API_ERROR = re.compile(r"\[API Error: (?:(\d{3})\b)?")
 """How the text begins that it prints instead of an answer; its result is a success nevertheless."""
@@ -413,12 +413,12 @@ class Qwen(AgentProgram):
             case {"type": "result", "result": str(text)}:
                 yield AgentFailure(counters.words(text)) if _is_api_error(text) else FinalText(text)
 
-    def setup(self, surroundings: Surroundings) -> Setup:
+    def setup(self, person: Person) -> Setup:
         """Return how Qwen Code is routed through the gateway. Raises `UnreadableError`."""
-        if (elsewhere := _elsewhere(surroundings)) is not None:
+        if (elsewhere := _elsewhere(person)) is not None:
             return Setup(self.name, direct=f"Qwen Code uses {elsewhere}")
         # it obeys the variables that are set for any program
-        routed = setups.setup(surroundings)
+        routed = setups.setup(person)
         return msgspec.structs.replace(routed, program=self.name, undone_by=_OTHER_ADDRESS)
 
 
@@ -443,19 +443,19 @@ _PROXIES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy")
 _LED = {None, "openai", "anthropic"}
 
 
-def _elsewhere(surroundings: Surroundings) -> str | None:
+def _elsewhere(person: Person) -> str | None:
     """Return what leads its calls to an address that no variable names; `None` if nothing does."""
-    settings = _settings(surroundings)
+    settings = _settings(person)
     login = at(settings, "security", "auth", "selectedType")
-    login = login or _login_of(surroundings.env)
+    login = login or _login_of(person.env)
     if login not in _LED:
         return f"the login '{login}', whose address no variable names"
-    if any(surroundings.env.get(name) for name in _PROXIES):
+    if any(person.env.get(name) for name in _PROXIES):
         return "its proxy even for this machine, whatever NO_PROXY says"
     for keys in (("proxy",), ("security", "auth", "baseUrl"), ("modelProviders",), ("env",)):
         if at(settings, *keys):
             return f"'{'.'.join(keys)}' of its settings, which may name another address"
-    if named := _named_in_env_files(surroundings):
+    if named := _named_in_env_files(person):
         return f"{named} of a .env file"
     return None
 
@@ -473,8 +473,8 @@ def _home(env: Mapping[str, str]) -> str:
     return env.get("QWEN_HOME") or f"{env.get('HOME', '')}/.qwen"
 
 
-def _settings(surroundings: Surroundings) -> dict[str, Any]:
-    env, read = surroundings.env, surroundings.read
+def _settings(person: Person) -> dict[str, Any]:
+    env, read = person.env, person.read
     system = env.get("QWEN_CODE_SYSTEM_SETTINGS_PATH") or f"{_SYSTEM}/settings.json"
     defaults = (
         env.get("QWEN_CODE_SYSTEM_DEFAULTS_PATH")
@@ -483,22 +483,22 @@ def _settings(surroundings: Surroundings) -> dict[str, Any]:
     files = (
         defaults,
         f"{_home(env)}/settings.json",
-        f"{surroundings.cwd}/.qwen/settings.json",
+        f"{person.cwd}/.qwen/settings.json",
         system,
     )
     return merged(*(json_file(read, path) for path in files))
 
 
-def _named_in_env_files(surroundings: Surroundings) -> str | None:
+def _named_in_env_files(person: Person) -> str | None:
     """Return a variable with an address, or with a place of settings, in a `.env` file that it may
     read."""
-    env = surroundings.env
+    env = person.env
     places = (
-        *(f"{above}{own}" for above in upwards(surroundings.cwd) for own in ("/.qwen", "")),
+        *(f"{above}{own}" for above in upwards(person.cwd) for own in ("/.qwen", "")),
         _home(env),
         env.get("HOME", ""),
     )
-    found = {name for place in places for name in dotenv(surroundings.read(f"{place}/.env"))}
+    found = {name for place in places for name in dotenv(person.read(f"{place}/.env"))}
     return next(
         (
             name

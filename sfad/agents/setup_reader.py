@@ -25,7 +25,7 @@ from ..protocol import shim_files
 from ..protocol.known import AGENTS, KNOWN_PROGRAMS
 from . import claude, gemini, setups
 from .program import program_called
-from .setups import Setup, Surroundings, TreeUpstream, UnreadableError, savable, upwards
+from .setups import Person, Setup, TreeUpstream, UnreadableError, savable, upwards
 
 # ---- What is known of a tree: how each agent program in it is routed through the gateway
 
@@ -34,23 +34,21 @@ _PROGRAMS = {name: program_called(name) for name in AGENTS}
 ANY_PROGRAM = ""
 
 
-def all_setups(surroundings: Surroundings) -> dict[str, Setup]:
+def all_setups(person: Person) -> dict[str, Setup]:
     """Return the setup of each program that has a module here, and that of any other program."""
-    if (why := setups.obstacle(surroundings, surroundings.env)) is not None:
+    if (why := setups.obstacle(person, person.env)) is not None:
         return {program: Setup(program, direct=why) for program in (ANY_PROGRAM, *_PROGRAMS)}
-    programs = {name: _of(name, program.setup, surroundings) for name, program in _PROGRAMS.items()}
-    any_program = _of(ANY_PROGRAM, setups.setup, surroundings)
-    any_program = replace(
-        any_program, certificates=setups.certificates(surroundings, surroundings.env)
-    )
+    programs = {name: _of(name, program.setup, person) for name, program in _PROGRAMS.items()}
+    any_program = _of(ANY_PROGRAM, setups.setup, person)
+    any_program = replace(any_program, certificates=setups.certificates(person, person.env))
     return {ANY_PROGRAM: _beside(any_program, programs["gemini"])} | programs
 
 
-def _of(program: str, of: Callable[[Surroundings], Setup], surroundings: Surroundings) -> Setup:
+def _of(program: str, of: Callable[[Person], Setup], person: Person) -> Setup:
     """Return the setup of a program, which goes around the gateway if a file that may have its
     address cannot be read."""
     try:
-        return of(surroundings)
+        return of(person)
     except UnreadableError as error:
         return Setup(program, direct=str(error))
 
@@ -65,7 +63,7 @@ def _beside(any_program: Setup, own: Setup) -> Setup:
     return replace(any_program, env=tuple(env.items()))
 
 
-_USUAL = all_setups(Surroundings({}, "/", lambda _path: None, {}))
+_USUAL = all_setups(Person({}, "/", lambda _path: None, {}))
 """Of a person with no settings at all. Trees are not saved with these."""
 
 
@@ -142,9 +140,9 @@ def _with_profiles(unusual: tuple[Setup, ...]) -> list[Setup]:
     ]
 
 
-def tree_setups(surroundings: Surroundings, programs: Iterable[str]) -> TreeSetups:
+def tree_setups(person: Person, programs: Iterable[str]) -> TreeSetups:
     """Return what to keep with a tree. `programs`: those of its PATH."""
-    found = all_setups(surroundings)
+    found = all_setups(person)
     return TreeSetups(
         tuple(map(savable, programs)),
         tuple(_savable(setup) for name, setup in found.items() if setup != _USUAL[name]),
@@ -303,10 +301,10 @@ class SetupReader:
 
 def _find(root: Root) -> TreeSetups:
     env = dict(root.env)
-    surroundings = Surroundings(
+    person = Person(
         env, root.cwd, lambda path: _content(path, root.uid), os.environ, _names(root.uid)
     )
-    return tree_setups(surroundings, _programs(env.get("PATH", "")))
+    return tree_setups(person, _programs(env.get("PATH", "")))
 
 
 def _why_around(uid: int, file: str) -> str:
@@ -323,7 +321,7 @@ def _why_around(uid: int, file: str) -> str:
 def unknown() -> TreeSetups:
     """Return the setups of a root of which nothing could be found out: no credential of its
     programs may go through the gateway."""
-    names = all_setups(Surroundings({}, "/", lambda _path: None, {}))
+    names = all_setups(Person({}, "/", lambda _path: None, {}))
     return TreeSetups(
         unusual=tuple(
             Setup(name, direct=f"{name or 'the command'}: {_UNREADABLE}") for name in names

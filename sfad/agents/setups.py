@@ -74,7 +74,7 @@ class Setup(Struct, frozen=True, omit_defaults=True):
     """A hash of the credential of its login by subscription, where its settings have one."""
 
 
-class Surroundings(NamedTuple):
+class Person(NamedTuple):
     """What a person has when starting a root."""
 
     env: Mapping[str, str]
@@ -192,26 +192,24 @@ _CERTIFICATES = ("SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS", "REQUESTS_CA_BUNDLE", "
 _SET_IT = "set it in the daemon's environment, and restart the daemon"
 
 
-def obstacle(surroundings: Surroundings, env: Mapping[str, str]) -> str | None:
+def obstacle(person: Person, env: Mapping[str, str]) -> str | None:
     """Return why the gateway cannot make a call as a program with these variables does; `None` if
     it can."""
     for name in _PROXIES:
         own = _proxy(env, name)
-        if own and own != _proxy(surroundings.daemon_env, name):  # it may hold a password
+        if own and own != _proxy(person.daemon_env, name):  # it may hold a password
             return f"the gateway would use another proxy than {name.upper()} here names: {_SET_IT}"
     if env.get("NODE_TLS_REJECT_UNAUTHORIZED") == "0":
         return "the gateway checks certificates, and NODE_TLS_REJECT_UNAUTHORIZED is 0 here"
     return None
 
 
-def certificates(surroundings: Surroundings, env: Mapping[str, str]) -> tuple[str, ...]:
+def certificates(person: Person, env: Mapping[str, str]) -> tuple[str, ...]:
     """Return the files of certificates that the gateway must trust for calls of a program with
     these variables."""
     found = (path for variable in _CERTIFICATES if (path := env.get(variable)))
     return tuple(
-        dict.fromkeys(
-            path for path in found if path != surroundings.daemon_env.get("SSL_CERT_FILE")
-        )
+        dict.fromkeys(path for path in found if path != person.daemon_env.get("SSL_CERT_FILE"))
     )
 
 
@@ -246,14 +244,14 @@ _PROVIDERS = (
 )
 
 
-def setup(surroundings: Surroundings) -> Setup:
+def setup(person: Person) -> Setup:
     """Return what is set for a program that has no setup of its own. Raises `UnreadableError`."""
     upstreams, env = [], {}
-    for variable, url in base_urls(surroundings.env):
+    for variable, url in base_urls(person.env):
         name, api = VARIABLES[variable]
         upstreams.append(TreeUpstream(name, url, api))
         env[variable] = f"{GATEWAY}/{name}"
-    files = named_in_files(surroundings)
+    files = named_in_files(person)
     for first, *others in _PROVIDERS:
         if (
             first not in env
@@ -266,20 +264,20 @@ def setup(surroundings: Surroundings) -> Setup:
     return Setup("", tuple(upstreams), env=tuple(env.items()), keys=keys)
 
 
-def named_in_files(surroundings: Surroundings) -> set[str]:
+def named_in_files(person: Person) -> set[str]:
     """Return the variables in `.env` files, which many programs load, and ANTHROPIC_BASE_URL for a
     profile of Anthropic's SDKs with an address. They would find a variable that is set instead, and
     send the key of the file elsewhere."""
-    places = [*upwards(surroundings.cwd), surroundings.env.get("HOME", "/")]
+    places = [*upwards(person.cwd), person.env.get("HOME", "/")]
     paths = (f"{place}/{name}" for place in places for name in (".env", ".gemini/.env"))
-    found = {name for path in paths for name in dotenv(surroundings.read(path))}
-    return found | {"ANTHROPIC_BASE_URL"} if _profile_url(surroundings) else found
+    found = {name for path in paths for name in dotenv(person.read(path))}
+    return found | {"ANTHROPIC_BASE_URL"} if _profile_url(person) else found
 
 
-def _profile_url(surroundings: Surroundings) -> object:
+def _profile_url(person: Person) -> object:
     """Return the address in the profile that Anthropic's SDKs, and Claude Code, use if
     ANTHROPIC_BASE_URL is not set."""
-    env, read = surroundings.env, surroundings.read
+    env, read = person.env, person.read
     directory = (
         env.get("ANTHROPIC_CONFIG_DIR")
         or f"{env.get('XDG_CONFIG_HOME') or env.get('HOME', '') + '/.config'}/anthropic"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import trio
 
-from ..host.callers import Caller, Kernel
+from ..host.callers import Caller, ConnectionTable
 from .exchange import Exchange, Shared
 from .http_connection import ClientGoneError, HttpConnection
 
@@ -44,7 +44,7 @@ class Proxy:
         self._shared = shared
         self._most = most
         self._trouble = trouble
-        self._kernel = Kernel()
+        self._callers = ConnectionTable()
         self._connections: dict[_Connection, None] = {}
         """The oldest first."""
         self.under_way = 0
@@ -56,7 +56,7 @@ class Proxy:
         while True:
             try:
                 stream = await listener.accept()
-                caller = self._kernel.caller(stream.socket)
+                caller = self._callers.caller(stream.socket)
             except OSError as error:
                 if error.errno not in _SHORT:
                     raise
@@ -88,7 +88,7 @@ class Proxy:
         return True
 
     def close(self) -> None:
-        self._kernel.close()
+        self._callers.close()
 
     async def idle(self) -> None:
         """Return when no request is being answered."""
@@ -113,7 +113,7 @@ class Proxy:
         while (request := await http.request()) is not None:
             # its other end may have been handed to another process between two requests, but the
             # socket stays of one cgroup
-            caller = self._kernel.caller(http.stream.socket)
+            caller = self._callers.caller(http.stream.socket)
             self.under_way += 1
             try:
                 await Exchange(self._shared, http, request, caller).run()

@@ -85,7 +85,7 @@ class Accepted(Protocol):
     def getpeername(self) -> Any: ...
 
 
-class Kernel:
+class ConnectionTable:
     """Asks the kernel about connections."""
 
     def __init__(self) -> None:

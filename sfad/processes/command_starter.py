@@ -101,7 +101,7 @@ class CommandStarter:
         name = spec.argv[0] if spec.argv else b""
         opened: list[int] = []
         try:
-            door = self._containment.prepare(run)
+            door = self._containment.make(run)
             if door.cgroup is not None:
                 opened.append(door.cgroup)
             report, far_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from sfad.agents import Setup, Surroundings, TreeUpstream, claude, setups
+from sfad.agents import Person, Setup, TreeUpstream, claude, setups
 from sfad.agents.setup_reader import all_setups
 
 CORP = "https://llm.corp.example/api"
@@ -24,7 +24,7 @@ DROP_INS = "/etc/claude-code/managed-settings.d"
 
 def at(
     files: Mapping[str, object] | None = None, daemon: Mapping[str, str] | None = None, **env: str
-) -> Surroundings:
+) -> Person:
     """A person in /home/me/project, with these files of JSON, or of text."""
     known = {
         path: (each if isinstance(each, str) else json.dumps(each)).encode()
@@ -36,9 +36,7 @@ def at(
             path.removeprefix(f"{directory}/") for path in known if path.startswith(f"{directory}/")
         ]
 
-    return Surroundings(
-        {"HOME": "/home/me"} | env, "/home/me/project", known.get, daemon or {}, names
-    )
+    return Person({"HOME": "/home/me"} | env, "/home/me/project", known.get, daemon or {}, names)
 
 
 def env(**values: object) -> dict[str, object]:

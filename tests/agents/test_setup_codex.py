@@ -8,7 +8,7 @@ import tomllib
 import msgspec
 import pytest
 
-from sfad.agents import Setup, Surroundings, TreeUpstream, codex
+from sfad.agents import Person, Setup, TreeUpstream, codex
 from sfad.agents.setup_reader import TreeSetups, all_setups, tree_setups
 from sfad.agents.setups import merged
 from sfad.gateway.upstreams import route_of
@@ -21,13 +21,13 @@ PROVIDER = f'[model_providers.corp]\nname = "Corp"\nbase_url = "{CORP}/"\nenv_ke
 USUAL = ("-c", 'openai_base_url="{gateway}/openai"')
 
 
-def at(files: dict[str, str] | None = None, **env: str) -> Surroundings:
+def at(files: dict[str, str] | None = None, **env: str) -> Person:
     known = {path: text.encode() for path, text in (files or {}).items()}
 
     def names(directory: str) -> list[str]:
         return [path.rpartition("/")[2] for path in known if path.rpartition("/")[0] == directory]
 
-    return Surroundings({"HOME": "/home/me"} | env, "/home/me/project", known.get, {}, names)
+    return Person({"HOME": "/home/me"} | env, "/home/me/project", known.get, {}, names)
 
 
 def setup(files: dict[str, str] | None = None, **env: str) -> Setup:

@@ -6,19 +6,17 @@ import json
 
 import pytest
 
-from sfad.agents import Setup, Surroundings, claude
+from sfad.agents import Person, Setup, claude
 from sfad.agents.setup_reader import all_setups, tree_setups
 
 Env = dict[str, str] | None
 PROXY = "http://me:secret@proxy.example:3128"
 
 
-def at(env: Env = None, *, daemon: Env = None, settings: Env = None) -> Surroundings:
+def at(env: Env = None, *, daemon: Env = None, settings: Env = None) -> Person:
     """A person with variables in the environment and in the settings of Claude Code."""
     files = {"/home/me/.claude/settings.json": json.dumps({"env": settings or {}}).encode()}
-    return Surroundings(
-        {"HOME": "/home/me"} | (env or {}), "/home/me/project", files.get, daemon or {}
-    )
+    return Person({"HOME": "/home/me"} | (env or {}), "/home/me/project", files.get, daemon or {})
 
 
 @pytest.mark.parametrize("variable", ["HTTPS_PROXY", "https_proxy", "ALL_PROXY", "http_proxy"])
@@ -51,17 +49,15 @@ def test_the_daemons_proxy_is_as_good() -> None:
 
 
 def test_a_proxy_in_the_settings_of_claude_leads_only_claude_around() -> None:
-    surroundings = at(settings={"HTTPS_PROXY": PROXY})
-    assert "HTTPS_PROXY" in str(claude.setup(surroundings).direct)
-    assert all_setups(surroundings)[""].direct is None
+    person = at(settings={"HTTPS_PROXY": PROXY})
+    assert "HTTPS_PROXY" in str(claude.setup(person).direct)
+    assert all_setups(person)[""].direct is None
 
 
 def test_the_gateway_trusts_what_the_person_trusts() -> None:
     env = {"SSL_CERT_FILE": "/d.pem", "CURL_CA_BUNDLE": "/b.pem"}
-    surroundings = at(
-        env, daemon={"SSL_CERT_FILE": "/d.pem"}, settings={"NODE_EXTRA_CA_CERTS": "/c.pem"}
-    )
-    assert tree_setups(surroundings, ()).certificates == ["/b.pem", "/c.pem"]
+    person = at(env, daemon={"SSL_CERT_FILE": "/d.pem"}, settings={"NODE_EXTRA_CA_CERTS": "/c.pem"})
+    assert tree_setups(person, ()).certificates == ["/b.pem", "/c.pem"]
     assert tree_setups(at(), ()).certificates == []
 
 

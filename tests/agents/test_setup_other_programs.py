@@ -9,8 +9,8 @@ import re
 import pytest
 
 from sfad.agents import (
+    Person,
     Setup,
-    Surroundings,
     TreeUpstream,
     aider,
     copilot,
@@ -25,11 +25,11 @@ from sfad.agents.setups import UnreadableError, dotenv, json_object
 CORP = "https://llm.corp.example/v1"
 
 
-def at(files: dict[str, str] | None = None, **env: str) -> Surroundings:
+def at(files: dict[str, str] | None = None, **env: str) -> Person:
     """A person in /home/me/project/sub, in a git repository."""
     content = {"/home/me/project/.git/HEAD": "ref", **(files or {})}
     known = {path: text.encode() for path, text in content.items()}
-    return Surroundings({"HOME": "/home/me"} | env, "/home/me/project/sub", known.get, {})
+    return Person({"HOME": "/home/me"} | env, "/home/me/project/sub", known.get, {})
 
 
 def urls(found: Setup) -> dict[str, str]:
@@ -103,11 +103,11 @@ def test_gemini_with_another_login_by_a_variable_is_left_as_it_is_though_there_i
 def test_the_address_in_a_file_of_gemini_is_an_upstream_of_its_own() -> None:
     """Its key must not go to Google, and no other program's key there."""
     file = f"GEMINI_API_KEY=k\nexport GOOGLE_GEMINI_BASE_URL='{CORP}' # ours\n"
-    surroundings = at({"/home/me/project/.env": file}, GEMINI_CLI_TRUST_WORKSPACE="true")
-    found = gemini.setup(surroundings)
+    person = at({"/home/me/project/.env": file}, GEMINI_CLI_TRUST_WORKSPACE="true")
+    found = gemini.setup(person)
     assert found.upstreams == (TreeUpstream("gemini-cli", CORP, "gemini"),)
     assert dict(found.env)["GOOGLE_GEMINI_BASE_URL"] == "{gateway}/gemini-cli"
-    assert "GOOGLE_GEMINI_BASE_URL" not in dict(setups.setup(surroundings).env)
+    assert "GOOGLE_GEMINI_BASE_URL" not in dict(setups.setup(person).env)
 
 
 def test_gemini_is_left_as_it_is_if_its_address_depends_on_trust() -> None:
@@ -254,7 +254,7 @@ def test_opencode_offers_the_same_providers_as_before() -> None:
 
 
 def test_a_provider_of_opencode_with_an_address_that_is_not_known_is_not_led() -> None:
-    def provider(url: str, **more: object) -> Surroundings:
+    def provider(url: str, **more: object) -> Person:
         mine = {"npm": "@ai-sdk/openai-compatible", "options": {"baseURL": url}, **more}
         return at(
             {"/home/me/project/opencode.json": json.dumps({"provider": {"mine": mine}})},

@@ -20,7 +20,7 @@ import trio
 from sfad.gateway import call_tally, exchange, http_connection, reading
 from sfad.gateway.apis.tokens import tokens_of
 from sfad.gateway.upstreams import Upstream
-from sfad.host.callers import Caller, Kernel
+from sfad.host.callers import Caller, ConnectionTable
 from sfad.protocol.types import Tokens
 from tests.gateway.scripted import (
     Answer,
@@ -1104,7 +1104,7 @@ async def test_a_run_that_reopens_connections_closes_none_of_another_run(
     daemon = ScriptedDaemon(hold=trio.Event())
     provider = Provider(saying(reply(WHOLE, JSON)), keeps=True)
     run = Caller(os.geteuid(), 1)
-    monkeypatch.setattr(Kernel, "caller", lambda *_: run)
+    monkeypatch.setattr(ConnectionTable, "caller", lambda *_: run)
     async with house(provider, daemon=daemon, most=64) as the, AsyncExitStack() as stack:
         slow = await stack.enter_async_context(await the.connect())
         await slow.send_all(post(MESSAGES, CALL)[:-1])

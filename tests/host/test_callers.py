@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 
-from sfad.host.callers import Caller, Kernel, Opened
+from sfad.host.callers import Caller, ConnectionTable, Opened
 
 
 @contextmanager
@@ -30,8 +30,8 @@ def connection(
 
 
 @pytest.fixture
-def kernel() -> Iterator[Kernel]:
-    made = Kernel()
+def table() -> Iterator[ConnectionTable]:
+    made = ConnectionTable()
     yield made
     made.close()
 
@@ -56,22 +56,24 @@ def has_ipv6() -> bool:
 @pytest.mark.parametrize(
     "family", [socket.AF_INET, socket.AF_INET6] if has_ipv6() else [socket.AF_INET]
 )
-def test_a_caller_has_its_user_and_its_cgroup(kernel: Kernel, family: socket.AddressFamily) -> None:
+def test_a_caller_has_its_user_and_its_cgroup(
+    table: ConnectionTable, family: socket.AddressFamily
+) -> None:
     with connection(family) as (_, accepted):
-        caller = kernel.caller(accepted)
+        caller = table.caller(accepted)
     assert caller is not None
     assert caller.uid == os.getuid()
     assert caller.cgroup == (own_cgroup() or caller.cgroup)
 
 
-def test_it_is_the_other_end_that_is_asked_for(kernel: Kernel) -> None:
+def test_it_is_the_other_end_that_is_asked_for(table: ConnectionTable) -> None:
     with connection() as (client, accepted):
-        here = Caller(os.getuid(), own_cgroup() or getattr(kernel.caller(accepted), "cgroup", None))
-        assert kernel.caller(accepted) == kernel.caller(client) == here
+        here = Caller(os.getuid(), own_cgroup() or getattr(table.caller(accepted), "cgroup", None))
+        assert table.caller(accepted) == table.caller(client) == here
 
 
 @pytest.mark.needs("root")
-def test_a_process_of_another_user(kernel: Kernel) -> None:
+def test_a_process_of_another_user(table: ConnectionTable) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         os.seteuid(65534)  # a socket belongs to the user that makes it
         try:
@@ -80,34 +82,34 @@ def test_a_process_of_another_user(kernel: Kernel) -> None:
             os.seteuid(0)
         accepted, _ = listener.accept()
         with client, accepted:
-            caller = kernel.caller(accepted)
+            caller = table.caller(accepted)
     assert caller is not None
     assert caller.uid == 65534
 
 
-def test_a_closed_peer_is_nobody(kernel: Kernel) -> None:
+def test_a_closed_peer_is_nobody(table: ConnectionTable) -> None:
     with connection() as (client, accepted):
         client.sendall(b"bye")
         client.close()
-        assert kernel.caller(accepted) is None
+        assert table.caller(accepted) is None
 
 
-def test_a_peer_that_reset_the_connection_is_nobody(kernel: Kernel) -> None:
+def test_a_peer_that_reset_the_connection_is_nobody(table: ConnectionTable) -> None:
     with connection() as (client, accepted):
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         client.close()
-        assert kernel.caller(accepted) is None
+        assert table.caller(accepted) is None
 
 
-def test_a_socket_that_was_handed_on_keeps_its_cgroup(kernel: Kernel) -> None:
+def test_a_socket_that_was_handed_on_keeps_its_cgroup(table: ConnectionTable) -> None:
     with connection() as (client, accepted):
-        before = kernel.caller(accepted)
+        before = table.caller(accepted)
         with client.dup():
             client.close()
-            assert kernel.caller(accepted) == before
+            assert table.caller(accepted) == before
 
 
-def test_many_connections_at_the_same_time(kernel: Kernel) -> None:
+def test_many_connections_at_the_same_time(table: ConnectionTable) -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=200) as listener:
         clients = [socket.create_connection(listener.getsockname()) for _ in range(100)]
         accepted = [listener.accept()[0] for _ in clients]
@@ -115,52 +117,52 @@ def test_many_connections_at_the_same_time(kernel: Kernel) -> None:
             client.close()
         gone = {client.getsockname() for client in clients[1::2]}
         for each in accepted:
-            assert (kernel.caller(each) is not None) == (each.getpeername() in gone)
+            assert (table.caller(each) is not None) == (each.getpeername() in gone)
             each.close()
         for client in clients:
             client.close()
 
 
-def test_an_answer_to_an_earlier_question_is_not_taken(kernel: Kernel) -> None:
+def test_an_answer_to_an_earlier_question_is_not_taken(table: ConnectionTable) -> None:
     with connection() as (client, accepted):
-        kernel.caller(accepted)
+        table.caller(accepted)
         with (
             mock.patch.object(socket.socket, "recv", side_effect=TimeoutError),
             pytest.raises(TimeoutError),
         ):
-            kernel.caller(accepted)  # its answer stays unread
+            table.caller(accepted)  # its answer stays unread
         client.close()
-        assert kernel.caller(accepted) is None
+        assert table.caller(accepted) is None
 
 
 @pytest.mark.parametrize(
     "family", [socket.AF_INET, socket.AF_INET6] if has_ipv6() else [socket.AF_INET]
 )
 def test_the_connections_to_a_port_have_the_cgroups_that_opened_them(
-    kernel: Kernel, family: socket.AddressFamily
+    table: ConnectionTable, family: socket.AddressFamily
 ) -> None:
     with connection(family) as (client, accepted):
         host, port = client.getpeername()[:2]
-        caller = kernel.caller(accepted)
+        caller = table.caller(accepted)
         assert caller is not None
         assert caller.cgroup is not None
-        assert [each[:3] for each in kernel.connections({port})] == [
+        assert [each[:3] for each in table.connections({port})] == [
             (caller.cgroup, socket.inet_pton(family, host), port)
         ]
-        assert kernel.connections({1}) == set()
+        assert table.connections({1}) == set()
         with connection(family) as (other, _):
             both = {client.getpeername()[1], other.getpeername()[1]}
-            assert {each.port for each in kernel.connections(both)} == both
-            assert kernel.caller(accepted) == caller, "single questions go on"
-    assert kernel.connections({port}) == set()
+            assert {each.port for each in table.connections(both)} == both
+            assert table.caller(accepted) == caller, "single questions go on"
+    assert table.connections({port}) == set()
 
 
-def test_a_connection_tells_what_it_has_carried(kernel: Kernel) -> None:
+def test_a_connection_tells_what_it_has_carried(table: ConnectionTable) -> None:
     with connection() as (client, accepted):
         port = client.getpeername()[1]
 
         def carried() -> Opened:
-            (found,) = kernel.connections({port})
+            (found,) = table.connections({port})
             return found
 
         before = carried()
@@ -174,11 +176,11 @@ def test_a_connection_tells_what_it_has_carried(kernel: Kernel) -> None:
         assert after.received - before.received == 70
         assert after.segments > before.segments
     with connection() as (client, _):
-        (other,) = kernel.connections({client.getpeername()[1]})
+        (other,) = table.connections({client.getpeername()[1]})
         assert other.number != before.number
 
 
-def test_an_ipv4_address_in_an_ipv6_socket_is_an_ipv4_address(kernel: Kernel) -> None:
+def test_an_ipv4_address_in_an_ipv6_socket_is_an_ipv4_address(table: ConnectionTable) -> None:
     if not has_ipv6():
         pytest.skip("no IPv6")
     with (
@@ -187,4 +189,4 @@ def test_an_ipv4_address_in_an_ipv6_socket_is_an_ipv4_address(kernel: Kernel) ->
     ):
         port = listener.getsockname()[1]
         client.connect(("::ffff:127.0.0.1", port))
-        assert {each.host for each in kernel.connections({port})} == {bytes((127, 0, 0, 1))}
+        assert {each.host for each in table.connections({port})} == {bytes((127, 0, 0, 1))}

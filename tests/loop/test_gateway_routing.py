@@ -10,7 +10,7 @@ from subprocess import Popen
 
 import pytest
 
-from sfad.agents import Surroundings
+from sfad.agents import Person
 from sfad.agents.setup_reader import TreeSetups, tree_setups
 from sfad.core.events import AgentProcess
 from sfad.daemon.loop.gateway_routing import PLACEHOLDER, exempt_from_proxies, routed, with_objects
@@ -67,7 +67,7 @@ def test_an_object_iswith_objects_into_what_a_program_is_given(
 
 def tree(env: Mapping[str, str], files: Mapping[str, str] | None = None) -> TreeSetups:
     known = {path: text.encode() for path, text in (files or {}).items()}
-    return tree_setups(Surroundings({"HOME": "/h"} | dict(env), "/w", known.get, {}), ())
+    return tree_setups(Person({"HOME": "/h"} | dict(env), "/w", known.get, {}), ())
 
 
 def run(gateways: Gateways, setups: TreeSetups, program: str, env: Mapping[str, str]) -> Spawn:

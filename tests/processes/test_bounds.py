@@ -258,7 +258,7 @@ def test_foreign_processes_are_not_moved(tmp_path: Path) -> None:
     said: list[str] = []
     made = controllers.Controllers(cgroupfs.BaseCgroup(directory, "/x"), said.append)
     assert made.available == {"cpu", "memory", "pids"}
-    made.prepare()
+    made.set_up()
     assert made.available == set()
     assert "not the daemon's (1)" in said[0]
     assert not (tmp_path / "cg" / "supervisor").exists()
@@ -271,7 +271,7 @@ def test_pids_is_enabled_at_once_and_the_other_controllers_on_demand(tmp_path: P
     run.mkdir()
     (run / "cgroup.subtree_control").write_text("")
     made = controllers.Controllers(cgroupfs.BaseCgroup(directory, "/x"))
-    made.prepare()
+    made.set_up()
     # each write(2) to a control file is a command; in these files it overwrites the one before
     written = [
         Path(path, "cgroup.subtree_control").read_text()

@@ -24,7 +24,7 @@ from ...agents import named
 from ...config import GatewayConfig
 from ...core import events as e
 from ...core.state.tree import typed_bounds
-from ...host.callers import Kernel, Opened
+from ...host.callers import ConnectionTable, Opened
 from ...host.tasks import in_thread
 from ...processes import kernel
 from ...processes.launcher import Launcher
@@ -222,11 +222,11 @@ class _Addresses:
     def reached(self, apis: Collection[Api]) -> list[tuple[Opened, Api]]:
         """Return the connections that lead to one of these APIs. Names are resolved only where a
         connection has the port."""
-        kernel = Kernel()
+        table = ConnectionTable()
         try:
-            connections = kernel.connections({port for _, port in apis})
+            connections = table.connections({port for _, port in apis})
         finally:
-            kernel.close()
+            table.close()
         ports = {connection.port for connection in connections}
         hosts = {api: self._of(api) for api in sorted(apis) if api[1] in ports}
         return [

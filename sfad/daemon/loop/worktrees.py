@@ -65,7 +65,7 @@ class Worktrees:
     _turns: dict[int, trio.Lock] = field(default_factory=dict)
     """Of each user, one helper at a time."""
 
-    async def prepared(
+    async def in_worktree(
         self,
         request: Spawn,
         earlier: RunInfo | None,

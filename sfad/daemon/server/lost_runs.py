@@ -93,10 +93,10 @@ async def _continue(
         spawn, await find_agent_session(wanted_agent_session(spawn, info, uid), info, limiter)
     )
     peer = Peer(uid=uid, user=found.user, owner=uid in (0, os.geteuid()))
-    prepared = spawn
+    in_worktree = spawn
     if spawn.worktree is not None:
-        prepared = await runtime.worktrees.prepared(spawn, info, None, uid, found.credentials)
-    decided = await completed_for(runtime, prepared, peer, None)
+        in_worktree = await runtime.worktrees.in_worktree(spawn, info, None, uid, found.credentials)
+    decided = await completed_for(runtime, in_worktree, peer, None)
 
     def answer(said: c.Answer) -> None:
         if isinstance(said, c.SpawnRefused):

@@ -97,11 +97,11 @@ class RunContainment(Protocol):
     stops: RunStops
     pauses: RunPauses
 
-    def prepare(self, run: LaunchedRun) -> Door:
+    def make(self, run: LaunchedRun) -> Door:
         """Make the run's containment if it is not there. Raises `OSError`."""
 
     def remove(self, run: LaunchedRun) -> None:
-        """Remove what `prepare` made."""
+        """Remove what `make` made."""
 
     def populated(self, run: LaunchedRun, poll: int | None = None) -> bool:
         """Return whether anything is alive in the run, besides zombies and unreaped main processes

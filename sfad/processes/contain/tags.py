@@ -550,7 +550,7 @@ class TagsContainment(RunContainment):
         self.pauses = TagsPauses(parts, self._census)
         self.stops = TagsStops(parts, self._census, self._membership, self.pauses)
 
-    def prepare(self, run: LaunchedRun) -> Door:
+    def make(self, run: LaunchedRun) -> Door:
         # an earlier attempt's processes are gone, or the run would not start again
         self.adopted.forget(run)
         return Door(msgqueue=self._runs.tag_of(run))

@@ -279,7 +279,7 @@ async def _in_worktree(
     of = request.worktree.of if request.worktree is not None else None
     earlier = asker.runtime.catalogue.info(of) if of is not None else None
     try:
-        return await asker.runtime.worktrees.prepared(
+        return await asker.runtime.worktrees.in_worktree(
             request, earlier, caller, asker.peer.uid, user
         )
     except WorktreeGone as error:

@@ -247,7 +247,7 @@ class CgroupEvents:
 
 class CgroupControl:
     """Writes control files. Make it when this process is where it belongs (see
-    `Controllers.prepare`)."""
+    `Controllers.set_up`)."""
 
     def __init__(self, base: cgroupfs.BaseCgroup) -> None:
         self._base = base
@@ -507,7 +507,7 @@ class CgroupContainment(RunContainment):
         self._owed = parts.owed
         self._base = base
         self.controllers = Controllers(base, complain)
-        self.controllers.prepare()
+        self.controllers.set_up()
         self._begins = controllers.begins(base)
         self._control = CgroupControl(base)
         self._cgroups = RunCgroups(base, parts.reactor)
@@ -520,7 +520,7 @@ class CgroupContainment(RunContainment):
         self.stops = CgroupStops(parts, self._cgroups, self._control, self._events, self._escapes)
         self._membership = CgroupMembership(parts.runs, self._cgroups, parts.orphans)
 
-    def prepare(self, run: LaunchedRun) -> Door:
+    def make(self, run: LaunchedRun) -> Door:
         try:
             return self._enter(run)
         except PermissionError as error:

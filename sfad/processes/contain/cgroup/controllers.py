@@ -56,7 +56,7 @@ class Controllers:
         self.available = _words(f"{self._parent}/cgroup.controllers") & set(KINDS)
         """The kinds of bound that can be enforced, as far as is known."""
 
-    def prepare(self) -> None:
+    def set_up(self) -> None:
         """Empty PARENT, so that it can enable controllers, and enable `pids` for every run."""
         if not self.available:
             return

@@ -58,7 +58,7 @@ class CgroupMaker:
         if not os.path.isdir(self._base):
             os.makedirs(self._base, exist_ok=True)
             self._controllers.forget(self._base)
-            self._controllers.prepare()
+            self._controllers.set_up()
         for above in reversed(list(run.upwards())[1:]):
             if not os.path.isdir(f"{self._cgroups.directory(above)}/{LEAF}"):
                 self.forget(above)
