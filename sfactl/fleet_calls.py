@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from sfad.protocol import messages as m
 from sfad.protocol.requests.advice import Group, Summary
-from sfad.protocol.types import ErrorCode, FleetPlace, PlanShare, RunInfo, Status
+from sfad.protocol.types import ErrorCode, FleetPlace, RunInfo, Status, WindowShare
 
 from .connection import DaemonError, connect
 from .exits import UsageError
@@ -175,8 +175,8 @@ def _both(one: Group, other: Group) -> Group:
     )
 
 
-def _shares(plans: Iterable[PlanShare]) -> list[PlanShare]:
-    found: dict[tuple[str, str, str], PlanShare] = {}
+def _shares(plans: Iterable[WindowShare]) -> list[WindowShare]:
+    found: dict[tuple[str, str, str], WindowShare] = {}
     for each in plans:
         key = each.provider, each.account, each.window
         found[key] = replace(

@@ -11,16 +11,16 @@ from sfad.protocol import limits as written
 from sfad.protocol.kinds import COUNTS, KINDS, METERED_KINDS, TIMED
 from sfad.protocol.limits import format_amount
 from sfad.protocol.limits_object import WrittenLimits, parse_limits
-from sfad.protocol.requests.plans import PlanAccount, PlanWindow
+from sfad.protocol.requests.subscriptions import SubscriptionInfo, WindowInfo
 from sfad.protocol.types import (
     Action,
     Event,
     Limit,
     LimitKind,
     LimitState,
-    PlanShare,
     RunInfo,
     Usage,
+    WindowShare,
 )
 from sfad.protocol.units import counted, format_usd
 
@@ -288,7 +288,7 @@ def _follows(event: Event, run: RunInfo) -> str:
 # ---- The windows of subscriptions
 
 
-def plan_share(share: PlanShare) -> str:
+def window_share(share: WindowShare) -> str:
     """Return how much of a subscription's window a run has used: `about 12 % of the 5h window of
     anthropic 1a2b3c`."""
     return (
@@ -307,7 +307,7 @@ def moment(when: datetime, now: datetime) -> str:
     )
 
 
-def fullest(accounts: Sequence[PlanAccount]) -> tuple[PlanAccount, PlanWindow] | None:
+def fullest(accounts: Sequence[SubscriptionInfo]) -> tuple[SubscriptionInfo, WindowInfo] | None:
     """Return the window of which most is used."""
     known = [
         (account, window)

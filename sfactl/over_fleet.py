@@ -14,7 +14,11 @@ from sfad.protocol.encoding import to_json
 from sfad.protocol.requests.advice import Summarise, Summarised, Summary
 from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.listing import Info, List, RunList
-from sfad.protocol.requests.plans import PlanAccount, PlanList, Plans
+from sfad.protocol.requests.subscriptions import (
+    ListSubscriptions,
+    SubscriptionInfo,
+    SubscriptionList,
+)
 from sfad.protocol.types import Limit, RunInfo, Status
 
 from . import exits, fleet_run, output, table
@@ -207,7 +211,7 @@ def _namer(node: str, known: Collection[str]) -> Callable[[str], str]:
 
 def _plans(fleet: Fleet, values: dict[str, Any]) -> int:
     found, unanswered = fleet.each(lambda node: _accounts(fleet, node))
-    newest: dict[tuple[str, str], PlanAccount] = {}
+    newest: dict[tuple[str, str], SubscriptionInfo] = {}
     for account in (each for accounts in found.values() for each in accounts):
         key = account.provider, account.account
         before = newest.get(key)
@@ -228,9 +232,9 @@ def _plans(fleet: Fleet, values: dict[str, Any]) -> int:
     return tell_unanswered(unanswered)
 
 
-def _accounts(fleet: Fleet, node: str) -> list[PlanAccount]:
+def _accounts(fleet: Fleet, node: str) -> list[SubscriptionInfo]:
     with connect(fleet.place(node)) as client:
-        accounts = client.call(Plans(id=0), PlanList).accounts
+        accounts = client.call(ListSubscriptions(id=0), SubscriptionList).accounts
     return [
         replace(account, held=[f"{node}/{run}" for run in account.held]) for account in accounts
     ]

@@ -268,7 +268,7 @@ Share = Annotated[float, Meta(ge=0, lt=1, extra=PERCENT)]
 """A part of a window: `"20%"` in a file."""
 
 
-class ProviderPlanConfig(Struct, frozen=True, kw_only=True):
+class ProviderSubscriptionConfig(Struct, frozen=True, kw_only=True):
     """What differs for the subscriptions of one provider. `None`: as in `[plans]`."""
 
     keep: Share | None = None
@@ -276,15 +276,15 @@ class ProviderPlanConfig(Struct, frozen=True, kw_only=True):
     action: Literal["hold", "refuse", "warn"] | None = None
 
 
-class PlansConfig(Struct, frozen=True, kw_only=True):
+class SubscriptionsConfig(Struct, frozen=True, kw_only=True):
     """What agents leave of a subscription's windows to the person."""
 
     keep: Share = 0.0
     """Of the windows that are shorter than a day."""
     keep_week: Share = 0.0
     action: Literal["hold", "refuse", "warn"] = "hold"
-    anthropic: ProviderPlanConfig = ProviderPlanConfig()
-    openai: ProviderPlanConfig = ProviderPlanConfig()
+    anthropic: ProviderSubscriptionConfig = ProviderSubscriptionConfig()
+    openai: ProviderSubscriptionConfig = ProviderSubscriptionConfig()
 
 
 class FleetConfig(Struct, frozen=True, kw_only=True):
@@ -416,7 +416,7 @@ class Configuration(Struct, frozen=True, kw_only=True):
     """By the model's name, as agents write it."""
     budgets: BudgetsConfig = BudgetsConfig()
     gateway: GatewayConfig = GatewayConfig()
-    plans: PlansConfig = PlansConfig()
+    plans: SubscriptionsConfig = SubscriptionsConfig()
     alerts: AlertPolicy = AlertPolicy()
     hooks: dict[str, Hook] = {}
     """By name. In a file they are an array of tables."""

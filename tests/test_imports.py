@@ -128,7 +128,7 @@ def test_the_core_is_pure() -> None:
 def test_the_core_needs_no_transport() -> None:
     for path in modules("sfad/core"):
         names = ["event_types", "types", "kinds", "known", "limits", "sanitise", "units"]
-        names += ["requests.fleet", "requests.gateway", "requests.plans"]
+        names += ["requests.fleet", "requests.gateway", "requests.subscriptions"]
         allowed = {f"sfad.protocol.{name}" for name in names}
         if path.stem == "access":
             # each request says there who may be permitted to send it

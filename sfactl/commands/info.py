@@ -193,7 +193,7 @@ def facts(run: RunInfo, line: Line | None = None) -> Iterator[tuple[str, str]]:
     if run.descendants and (said := limits.totals(run)):
         yield "total", said
     for each in run.plans:
-        yield "plan", limits.plan_share(each)
+        yield "plan", limits.window_share(each)
     if run.calls is not None:
         refused = (
             f", {run.calls_refused} refused (sfactl calls {run.id} --refused)"

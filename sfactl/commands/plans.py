@@ -2,7 +2,12 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Annotated
 
-from sfad.protocol.requests.plans import PlanAccount, PlanList, Plans, PlanWindow
+from sfad.protocol.requests.subscriptions import (
+    ListSubscriptions,
+    SubscriptionInfo,
+    SubscriptionList,
+    WindowInfo,
+)
 
 from .. import output, table
 from ..app import OverFleet, app
@@ -29,14 +34,14 @@ def plans(
     to agents; what you use beside sfad counts too. `list --wide`, `info` and `summary` show
     each run's share.
     """
-    found = call(socket, Plans(id=0), PlanList)
+    found = call(socket, ListSubscriptions(id=0), SubscriptionList)
     if json:
         output.print_json(output.content(found))
     else:
         show(found.accounts, forecast=forecast)
 
 
-def show(accounts: Sequence[PlanAccount], *, forecast: bool) -> None:
+def show(accounts: Sequence[SubscriptionInfo], *, forecast: bool) -> None:
     if not accounts:
         output.note(
             "no subscription is known: none of the replies so far, "
@@ -49,7 +54,7 @@ def show(accounts: Sequence[PlanAccount], *, forecast: bool) -> None:
         )
 
 
-def _lines(account: PlanAccount, now: datetime, *, forecast: bool) -> Iterator[str]:
+def _lines(account: SubscriptionInfo, now: datetime, *, forecast: bool) -> Iterator[str]:
     plan = [output.plain(account.plan_type)] if account.plan_type else []
     status = [output.plain(account.status)] if account.status else []
     heard = f"heard {output.age(account.heard_at, now)} ago"
@@ -71,13 +76,13 @@ def _lines(account: PlanAccount, now: datetime, *, forecast: bool) -> Iterator[s
         yield f"{_held(account.held)} until the reset"
 
 
-def _owner(account: PlanAccount) -> str:
+def _owner(account: SubscriptionInfo) -> str:
     if account.user == output.own_user():
         return ""
     return f" of {output.plain(account.user)}" if account.user is not None else " of the operator"
 
 
-def _beyond(account: PlanAccount) -> str:
+def _beyond(account: SubscriptionInfo) -> str:
     """Return what an account has beyond its windows."""
     found = []
     if account.credits not in (None, "0", ""):
@@ -87,7 +92,7 @@ def _beyond(account: PlanAccount) -> str:
     return ", ".join(found)
 
 
-def _row(window: PlanWindow, now: datetime, *, forecast: bool) -> list[str]:
+def _row(window: WindowInfo, now: datetime, *, forecast: bool) -> list[str]:
     used = "-" if window.used_ratio is None else f"{100 * window.used_ratio:.0f} %"
     refuses = " (refused)" if window.rejected else ""
     resets = (
@@ -105,7 +110,7 @@ def _row(window: PlanWindow, now: datetime, *, forecast: bool) -> list[str]:
     return [*cells, *([empty] if forecast else [])]
 
 
-def _forecast(window: PlanWindow, now: datetime) -> str:
+def _forecast(window: WindowInfo, now: datetime) -> str:
     assert window.empty_at is not None
     return (
         f"at this rate the {output.plain(window.window)} window is "

@@ -104,7 +104,7 @@ TITLES = {
     "now": "Now",
     "run": "Run",
     "history": "History",
-    "plans": "Plans and budgets",
+    "plans": "Subscriptions and budgets",
     "events": "Events and alerts",
 }
 ROWS = 50

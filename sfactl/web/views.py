@@ -13,7 +13,7 @@ from typing import Any
 from sfad.protocol.kinds import KINDS, METERED_KINDS
 from sfad.protocol.limits import format_amount
 from sfad.protocol.requests.daemon import DaemonStatus
-from sfad.protocol.requests.plans import PlanAccount
+from sfad.protocol.requests.subscriptions import SubscriptionInfo
 from sfad.protocol.types import (
     AlertState,
     CallInfo,
@@ -188,7 +188,7 @@ def _facts(run: RunInfo) -> list[tuple[str, str]]:
         ("continued by", run.continued_by or ""),
         ("used", "; ".join(limits.by_source(run))),
         ("in all", limits.totals(run)),
-        ("plan", "; ".join(map(limits.plan_share, run.plans))),
+        ("plan", "; ".join(map(limits.window_share, run.plans))),
         ("milestone", plain(run.milestone or "")),
         ("last heard", "" if run.last_heard_at is None else f"{output.age(run.last_heard_at)} ago"),
         ("agent", plain(run.type or "")),
@@ -271,7 +271,7 @@ def _fullest(status: DaemonStatus) -> str | None:
     )
 
 
-def plan_account(account: PlanAccount) -> dict[str, Any]:
+def subscription(account: SubscriptionInfo) -> dict[str, Any]:
     """Return the windows of a subscription."""
     return {
         "name": f"{account.provider} {plain(account.plan_type or '')}".strip(),
@@ -297,7 +297,7 @@ def plan_account(account: PlanAccount) -> dict[str, Any]:
 def money(status: DaemonStatus) -> dict[str, Any]:
     """Return the windows of subscriptions, budgets and quotas."""
     return {
-        "plans": [plan_account(each) for each in status.plans],
+        "plans": [subscription(each) for each in status.plans],
         "budgets": [
             {
                 "who": f"{each.scope} {plain(each.name)}",

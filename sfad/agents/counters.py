@@ -7,7 +7,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import msgspec
 
 from ..protocol.kinds import COUNTS
-from ..protocol.requests.plans import SeenWindow
+from ..protocol.requests.subscriptions import SeenWindow
 from ..protocol.types import ApiTrouble, Tokens
 from ..protocol.units import MOST_COUNTED, MOST_SPENT
 
@@ -26,7 +26,7 @@ MAX_WORDS = 300
 """Characters of `Reading.failed`, which must fit into the line that says why a run ended."""
 
 
-class PlanTold(msgspec.Struct, frozen=True, array_like=True):
+class SubscriptionTold(msgspec.Struct, frozen=True, array_like=True):
     """What an agent has told last of the windows of its subscription."""
 
     time: float
@@ -84,7 +84,7 @@ class Reading:
     be billed, and no figure has all of it."""
     skipped_lines: int = 0
     """Lines longer than `MAX_LINE` that may have told usage, and were not read."""
-    plan: PlanTold | None = None
+    subscription: SubscriptionTold | None = None
     by_size: dict[str, dict[int, Tokens]] = field(default_factory=dict)
     """Of the tokens to price, those of single requests, by the step of `SIZES` that their input is
     above: a longer request may cost more. Only of programs that tell each request."""

@@ -16,7 +16,7 @@ from . import events as e
 from .context import Context
 from .life.lifecycle import AlertBoard
 from .life.spending import Spending
-from .limits.plans import Plans
+from .limits.subscriptions import Subscriptions
 from .state.account import Account
 from .state.alerts import (
     BudgetUse,
@@ -193,17 +193,17 @@ _ABOUT_ALL = (
     e.RunsAdopted,
     e.BudgetsKnown,
     e.AllowancesAsked,
-    e.PlanSeen,
-    e.PlansDue,
+    e.SubscriptionSeen,
+    e.SubscriptionsDue,
 )
 """They may raise or clear an alert about all runs, though nothing is counted."""
 
 
 class Alerts:
     def __init__(
-        self, context: Context, board: AlertBoard, spending: Spending, plans: Plans
+        self, context: Context, board: AlertBoard, spending: Spending, subscriptions: Subscriptions
     ) -> None:
-        self._plans = plans
+        self._subscriptions = subscriptions
         self._ctx = context
         self._board = board
         self._spending = spending
@@ -288,7 +288,9 @@ class Alerts:
 
     def _look_at_all(self, at: float, *, counted: bool) -> None:
         budgets = budgets_in_use(self._spending, self._ctx.policy)
-        changes = list(self._shared.look(self._ctx.policy, at, budgets, self._plans.watched(at)))
+        changes = list(
+            self._shared.look(self._ctx.policy, at, budgets, self._subscriptions.watched(at))
+        )
         if changes or counted:
             self._ctx.do(c.SaveAlerts(soon=not changes))
         for key, change, measure, message in changes:

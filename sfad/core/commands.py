@@ -11,8 +11,8 @@ from ..protocol.requests.fleet import Allowances
 from ..protocol.requests.gateway import CallDecision
 from ..protocol.types import CallInfo, ErrorCode, LimitRefusal, Refusal, RunId, Survivor
 from .events import AgentProcess
-from .state.plans import Subscription
 from .state.run import Run, Token
+from .state.subscriptions import Subscription
 from .state.vocabulary import Timer
 
 
@@ -182,13 +182,13 @@ class SaveAlerts(Struct, frozen=True):
     soon: bool = False
 
 
-class ArmPlans(Struct, frozen=True):
-    """Feed `PlansDue` at time `at`; `None`: not any more."""
+class ArmSubscriptions(Struct, frozen=True):
+    """Feed `SubscriptionsDue` at time `at`; `None`: not any more."""
 
     at: float | None
 
 
-class SavePlan(Struct, frozen=True):
+class SaveSubscription(Struct, frozen=True):
     """Save what is known of a subscription with the snapshots, and write it to the ledger."""
 
     subscription: Subscription
@@ -278,7 +278,7 @@ ToStorage = (
     | SaveBudget
     | Publish
     | SaveAlerts
-    | SavePlan
+    | SaveSubscription
 )
 ToLoop = (
     TellCall
@@ -286,7 +286,7 @@ ToLoop = (
     | Arm
     | Disarm
     | ArmAlerts
-    | ArmPlans
+    | ArmSubscriptions
     | Rebound
     | Retire
     | AnswerRequest

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal, NamedTuple
 from msgspec import Struct
 
 from ..protocol.requests.fleet import Allowance, AskAllowances
-from ..protocol.requests.gateway import AdmitCall, EndCall, SeePlan
+from ..protocol.requests.gateway import AdmitCall, EndCall, SeeSubscription
 from ..protocol.types import (
     ApiTrouble,
     Limit,
@@ -216,19 +216,19 @@ class GatewayConnected(At, frozen=True):
     """As `OpenReservation` has it."""
 
 
-class PlanSeen(At, frozen=True):
+class SubscriptionSeen(At, frozen=True):
     """A reply to a run, or its session file, tells of the windows of its subscription. The run may
     have ended; none is named where another node of the fleet tells of them."""
 
     time: datetime
     """When the reply came, in the zone in which people are told of times."""
-    told: SeePlan
+    told: SeeSubscription
     uid: int | None
     """The user to whom the subscription belongs; `None`: the operator, whose key the gateway
     has."""
 
 
-class PlansDue(At, frozen=True):
+class SubscriptionsDue(At, frozen=True):
     """A window has been reset, or a run's turn has come after that; or it was just time to look at
     the clock."""
 
@@ -569,7 +569,7 @@ OfPeopleOnRuns = (
 OfPeersOnRuns = OfAgentsOnRuns | OfPeopleOnRuns
 OfPeers = SpawnRequested | StopRequested | SettleRequested
 OfGateway = CallAsked | CallWithdrawn | CallSettled | CallSilent | GatewayGone | GatewayConnected
-OfPlans = PlanSeen | PlansDue
+OfSubscriptions = SubscriptionSeen | SubscriptionsDue
 OfDaemon = (
     Committed
     | CommitFailed
@@ -585,6 +585,6 @@ OfDaemon = (
     | GrantsRenewed
 )
 
-Event = OfRuns | OfPeersOnRuns | OfPeers | OfGateway | OfPlans | OfDaemon
+Event = OfRuns | OfPeersOnRuns | OfPeers | OfGateway | OfSubscriptions | OfDaemon
 Feed = Callable[[Event], None]
 """Hands an event to the machine."""

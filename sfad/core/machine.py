@@ -24,7 +24,7 @@ from .limits.budgets import BudgetEnforcement
 from .limits.calls import Calls
 from .limits.enforcement import LimitEnforcement, LimitHolds
 from .limits.limit_requests import LimitRequests
-from .limits.plans import Plans
+from .limits.subscriptions import Subscriptions
 from .limits.use_requests import UseRequests
 from .limits.violations import Bypasses, HandOffs, ToolRules, Unadmitted
 from .state.alerts import Key as AlertKey
@@ -74,7 +74,7 @@ class Machine:
             context, self._lifecycle, self._pausing, self._limit_holds, self._limit_enforcement
         )
         self._use_requests = UseRequests(context, self._spending, self._limit_enforcement)
-        self._plans = Plans(
+        self._subscriptions = Subscriptions(
             context, self._lifecycle, self._pausing, self._limit_holds, self._limit_enforcement
         )
         self._calls = Calls(
@@ -83,7 +83,7 @@ class Machine:
             self._limit_enforcement,
             self._budget_enforcement,
             self._attempts,
-            self._plans,
+            self._subscriptions,
         )
         self._widening = Widening(context, self._limit_enforcement)
         self._giving = Giving(
@@ -97,17 +97,17 @@ class Machine:
             self._spending,
             self._widening,
             awaiting,
-            self._plans,
+            self._subscriptions,
             self._taking,
             next_number,
         )
         self._adopting = Adopting(
             context, self._lifecycle, self._spending, self._stopping, self._stop_requests,
-            self._pausing, self._attempts, self._limit_holds, self._admission, self._plans,
+            self._pausing, self._attempts, self._limit_holds, self._admission, self._subscriptions,
             self._giving, self._taking,
         )  # fmt: skip
 
-        self._alerts = Alerts(context, board, self._spending, self._plans)
+        self._alerts = Alerts(context, board, self._spending, self._subscriptions)
 
         # what the shell reads and asks
         self.tree = context.tree
@@ -130,7 +130,7 @@ class Machine:
         self.count_before = self._admission.count_before
         self.number_from = self._admission.number_from
         self.quotas = self._admission.quotas
-        self.plans = self._plans
+        self.subscriptions = self._subscriptions
         self.spawned_before = self._admission.spawned_before
         self.session_started_before = self._admission.session_started_before
 
@@ -170,7 +170,7 @@ class Machine:
             self._ctx.ended
             or self._spending.budgets_changed
             or self._admission.ready
-            or self._plans.released
+            or self._subscriptions.released
             or isinstance(event, _FOLLOWED_UP)
         ):
             self._follow_up(event)
@@ -204,7 +204,7 @@ class Machine:
             self._stop_requests.tell_ended(ended, at)
             self._admission.forget(ended)
             self._calls.forget(ended)
-            self._plans.forget(ended, at)
+            self._subscriptions.forget(ended, at)
             self._admission.runs_ended(ended, at)
         return any_ended
 
@@ -236,10 +236,10 @@ class Machine:
                 self._calls.gateway_gone(event)
             case e.GatewayConnected():
                 self._calls.gateway_connected(event)
-            case e.PlanSeen():
-                self._plans.seen(event)
-            case e.PlansDue():
-                self._plans.due(event)
+            case e.SubscriptionSeen():
+                self._subscriptions.seen(event)
+            case e.SubscriptionsDue():
+                self._subscriptions.due(event)
             case e.CommitFailed():
                 self._admission.commit_failed(event)
             case e.AlertsDue():
@@ -379,7 +379,7 @@ class Machine:
     def _reconfigured(self, event: e.Reconfigured) -> None:
         self._ctx.reconfigure(event.policy)
         self._admission.reconfigure()
-        self._plans.look(event.at)
+        self._subscriptions.look(event.at)
 
     def _advice_learned(self, event: e.AdviceLearned) -> None:
         known = self.policy.advice if len(self.policy.advice) < MAX_ADVICE else {}

@@ -9,7 +9,6 @@ from ..protocol.types import RunId
 from ..runs.live import Live
 from ..storage.store import Store
 from .budgets import SavedCharges
-from .plans import PlanSpool
 from .saved import (
     BOOT,
     PLACE,
@@ -24,6 +23,7 @@ from .saved import (
     this_boot,
 )
 from .snapshots import KEY, METER, NOW, RUN, Changes, RetryingStore, encode, origin_of, progress_of
+from .subscriptions import SubscriptionSpool
 
 # ---- The journal: snapshots of live runs, so that a daemon that is killed at any instruction loses
 # none of them
@@ -136,7 +136,7 @@ class Spool:
         self.numbers = ReservedNumbers(self._store)
         self.charges = SavedCharges(self._store)
         self.alerts = AlertSpool(self._store)
-        self.plans = PlanSpool(self._store)
+        self.subscriptions = SubscriptionSpool(self._store)
         self.hooks = HookSpool(self._store)
 
     def begin(self, place: str) -> None:

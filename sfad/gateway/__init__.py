@@ -14,7 +14,7 @@ before each call.
 `apis`            the formats of the providers: what a call asks for, what its reply has used
 `usage_chunks`    takes out of a stream what its client has not asked for
 `coding`          what a body holds under its content encoding
-`plan_reading`    what calls and their replies tell of a subscription's windows
+`subscription_reading`    what calls and their replies tell of a subscription's windows
 `local_models`    which upstreams serve a local model, which is free
 `estimate`        how many tokens the input of a call has
 `upstreams`       where calls go, which certificates are trusted, and what is changed in heads

@@ -140,10 +140,10 @@ class RequestRecord(Protocol):
 
     def begun(self, response: httpx2.Response) -> None: ...
 
-    reads_plans: bool
+    reads_subscriptions: bool
     """Whether its reply may tell of a subscription."""
 
-    def look_at_plan(self, response: httpx2.Response, body: bytes) -> None:
+    def look_at_subscription(self, response: httpx2.Response, body: bytes) -> None:
         """Tell what the reply says of a subscription. `body`: of a refusal, as far as it was
         read."""
 
@@ -179,9 +179,9 @@ class UnaskedTally:
         self._status = response.status_code
         self._first_byte = time.monotonic() - self._began
 
-    reads_plans = False
+    reads_subscriptions = False
 
-    def look_at_plan(self, response: httpx2.Response, body: bytes) -> None:
+    def look_at_subscription(self, response: httpx2.Response, body: bytes) -> None:
         pass
 
     def piece(self, data: bytes) -> None:
@@ -217,12 +217,12 @@ class CallTally:
         call: ModelCall,
         host: str,
         space: BodySpace,
-        plan: Callable[[httpx2.Response, bytes], None] | None = None,
+        subscription: Callable[[httpx2.Response, bytes], None] | None = None,
     ) -> None:
         """`host`: where it goes. `space`: for
-        what is kept of the reply. `plan`: takes a reply that may tell of a subscription."""
-        self._plan = plan
-        self.reads_plans = plan is not None
+        what is kept of the reply. `subscription`: takes a reply that may tell of a subscription."""
+        self._subscription = subscription
+        self.reads_subscriptions = subscription is not None
         self._space = space
         self._held = 0
         """Bytes of `space` that were taken."""
@@ -270,9 +270,9 @@ class CallTally:
             self._stop_reading(error)
         self._note()
 
-    def look_at_plan(self, response: httpx2.Response, body: bytes) -> None:
-        if self._plan is not None:
-            self._plan(response, body)
+    def look_at_subscription(self, response: httpx2.Response, body: bytes) -> None:
+        if self._subscription is not None:
+            self._subscription(response, body)
 
     def piece(self, data: bytes) -> None:
         if self._coding is None:

@@ -16,7 +16,7 @@ from ..protocol.requests.gateway import (
     AdmitCall,
     CallDecision,
     EndCall,
-    SeePlan,
+    SeeSubscription,
     SilentCall,
     UnaskedRequest,
 )
@@ -72,7 +72,7 @@ class Daemon(Protocol):
     def silent(self, call: SilentCall) -> None:
         """Tell that a call gets no answer, or gets one after that was told."""
 
-    def plan_seen(self, seen: SeePlan) -> None:
+    def subscription_seen(self, seen: SeeSubscription) -> None:
         """Tell what a reply says of a subscription's windows."""
 
     def unasked(self, request: UnaskedRequest) -> None:
@@ -92,7 +92,7 @@ ALONE_MAX = 60.0
 """Seconds without a daemon after which a gateway without calls ends. A daemon that crashed is back
 within seconds."""
 
-MOST_PLANS = 64
+MOST_SUBSCRIPTIONS = 64
 """Subscriptions whose windows are told to a daemon that was restarted."""
 
 _HUNG_UP = "its caller hung up before it was made"
@@ -130,7 +130,7 @@ class DaemonLink:
         """Whose withdrawal is not answered yet, by the number of the request."""
         self._reservations: set[str] = set()
         """Of calls whose end the daemon has not answered yet."""
-        self._plans: dict[tuple[str, str, str | None], SeePlan] = {}
+        self._subscriptions: dict[tuple[str, str, str | None], SeeSubscription] = {}
         """What was last seen of each subscription. A daemon that was killed may have heard of it,
         and not have saved it."""
         self._last = 0
@@ -187,12 +187,12 @@ class DaemonLink:
     def silent(self, call: m.SilentCall) -> None:
         self._send(_Open(self._numbered(call)))
 
-    def plan_seen(self, seen: SeePlan) -> None:
+    def subscription_seen(self, seen: SeeSubscription) -> None:
         key = seen.provider, seen.login, seen.organization
-        self._plans.pop(key, None)
-        self._plans[key] = self._numbered(seen)
-        if len(self._plans) > MOST_PLANS:
-            del self._plans[next(iter(self._plans))]
+        self._subscriptions.pop(key, None)
+        self._subscriptions[key] = self._numbered(seen)
+        if len(self._subscriptions) > MOST_SUBSCRIPTIONS:
+            del self._subscriptions[next(iter(self._subscriptions))]
         self._send(_Open(seen))
 
     def unasked(self, request: m.UnaskedRequest) -> None:
@@ -260,11 +260,11 @@ class DaemonLink:
         serve = m.ServeGateway(id=settings, descriptors=1, reservations=sorted(self._reservations))
         await _send_with(stream, m.pack_message(serve), self._listener)
         # first, because calls that wait are asked for again, and must not be made for want of this
-        told = {seen.id: _Open(seen) for seen in self._plans.values()}
+        told = {seen.id: _Open(seen) for seen in self._subscriptions.values()}
         told |= {
             number: open_
             for number, open_ in self._open.items()
-            if isinstance(open_.request, SeePlan)
+            if isinstance(open_.request, SeeSubscription)
         }
         self._open = {
             **dict(sorted(told.items())),

@@ -20,10 +20,10 @@ import httpx2
 import trio
 from msgspec.structs import replace
 
-from ..core.state.plans import provider_of
+from ..core.state.subscriptions import provider_of
 from ..host.callers import Caller
 from ..protocol.requests.gateway import AdmitCall
-from ..protocol.requests.plans import Provider
+from ..protocol.requests.subscriptions import Provider
 from ..protocol.types import SILENT_AFTER
 from .apis import Api, ModelCall, most_output
 from .bodies import BodyReader
@@ -43,8 +43,8 @@ from .egress_rules import EgressRefusedError, plain
 from .estimate import Estimates, InputEstimate, within
 from .http_connection import ClientGoneError, HttpConnection
 from .local_models import LocalModels
-from .plan_reading import MOST_READ, login_of, place_of, seen_plan
 from .reading import MAX_BODY, BodyAnswer, BodyQuestion
+from .subscription_reading import MOST_READ, login_of, place_of, seen_subscription
 from .upstreams import (
     RawHeaders,
     Route,
@@ -594,8 +594,15 @@ class Exchange:
             admitted = await self._while_there(partial(self._shared.daemon.admit, replace(asked)))
             waited = trio.current_time() - began
             holds = admitted.holds_rejected and (not self._rejected or waited >= REJECTED_AGAIN)
-            plan = (
-                partial(self._plan_seen, provider, place, asked, keyed=upstream.keyed, holds=holds)
+            subscription = (
+                partial(
+                    self._subscription_seen,
+                    provider,
+                    place,
+                    asked,
+                    keyed=upstream.keyed,
+                    holds=holds,
+                )
                 if provider is not None and place is not None
                 else None
             )
@@ -608,7 +615,7 @@ class Exchange:
                 call,
                 upstream.host,
                 space,
-                plan,
+                subscription,
             )
             with suppress(_RejectedError), _settling(record):
                 sent, headers = raw, self._headers
@@ -629,7 +636,7 @@ class Exchange:
                 await self._forward(found_run, upstream, route, sent, headers, record, space)
                 return
 
-    def _plan_seen(
+    def _subscription_seen(
         self, provider: Provider, place: str, asked: AdmitCall, response: httpx2.Response,
         body: bytes, *, keyed: bool, holds: bool,
     ) -> None:  # fmt: skip
@@ -637,13 +644,13 @@ class Exchange:
         is to wait for a reset."""
         status, headers = response.status_code, response.headers
         body = _decoded(body, headers.get("content-encoding", ""))
-        seen = seen_plan(
+        seen = seen_subscription(
             provider, asked.run, asked.login, headers, status, body, time.time(), place
         )
         if seen is None:
             return
         seen.keyed = keyed
-        self._shared.daemon.plan_seen(seen)
+        self._shared.daemon.subscription_seen(seen)
         if (
             holds
             and status == HTTPStatus.TOO_MANY_REQUESTS
@@ -795,10 +802,10 @@ class Exchange:
                 record.begun(response)
                 early = (
                     await _refusal_of(pieces)
-                    if record.reads_plans and response.status_code == 429
+                    if record.reads_subscriptions and response.status_code == 429
                     else []
                 )
-                record.look_at_plan(response, b"".join(early))
+                record.look_at_subscription(response, b"".join(early))
                 if response.has_redirect_location:
                     raise _redirected(upstream, response)
             await self._http.head(

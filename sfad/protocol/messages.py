@@ -21,12 +21,12 @@ from .requests.fleet import *
 from .requests.following import *
 from .requests.gateway import *
 from .requests.listing import *
-from .requests.plans import *
 from .requests.records import *
 from .requests.sessions import *
 from .requests.shipping import *
 from .requests.starting import *
 from .requests.steering import *
+from .requests.subscriptions import *
 from .requests.use import *
 
 REQUESTS = tuple(Request.__subclasses__())

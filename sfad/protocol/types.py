@@ -453,7 +453,7 @@ class QueueState(Struct, frozen=True, kw_only=True, gc=False):
     has a deadline now."""
 
 
-class PlanShare(Struct, frozen=True, kw_only=True, gc=False):
+class WindowShare(Struct, frozen=True, kw_only=True, gc=False):
     """About how much of a subscription's window a run has used itself, without its descendants."""
 
     provider: str
@@ -624,7 +624,7 @@ class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
     """The ended run whose session it continues."""
     continued_by: RunId | None = None
     """Of an ended run: the run that continues its session."""
-    plans: tuple[PlanShare, ...] = ()
+    plans: tuple[WindowShare, ...] = ()
     """Its shares of the windows of subscriptions (docs/plans.md)."""
     fleet: FleetPlace | None = None
     """Of a run that executes on another node than the one that it was started on."""

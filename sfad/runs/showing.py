@@ -8,14 +8,14 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
-from ..core.limits.plans import Plans
+from ..core.limits.subscriptions import Subscriptions
 from ..core.state.access import Scope
 from ..core.state.account import Account, Use
 from ..core.state.alerts import Key, RaisedAlert, subject_of
 from ..core.state.budgets import to_usd
 from ..core.state.limits import ActiveLimit
-from ..core.state.plans import Window
 from ..core.state.run import Run
+from ..core.state.subscriptions import Window
 from ..host.clock import wall_clock
 from ..host.files import UNDECODABLE
 from ..host.probe import user_name
@@ -23,7 +23,7 @@ from ..processes.launcher import Footprint
 from ..protocol.kinds import COSTS, COUNTS, KINDS, ROLES
 from ..protocol.known import BY_REPORT
 from ..protocol.messages import Spawn
-from ..protocol.requests.plans import PlanAccount, PlanWindow
+from ..protocol.requests.subscriptions import SubscriptionInfo, WindowInfo
 from ..protocol.types import (
     Action,
     AlertState,
@@ -34,12 +34,12 @@ from ..protocol.types import (
     Isolation,
     LimitKind,
     LimitState,
-    PlanShare,
     RunId,
     RunInfo,
     Source,
     Status,
     Usage,
+    WindowShare,
 )
 from ..worktrees import branch_of
 from .live import Live
@@ -171,7 +171,7 @@ def info_of(live: Live, now: float, footprint: Footprint | None = None) -> RunIn
         branch=branch_of(worktree.branch, run.name, run.id) if worktree is not None else None,
         session_id=live.session_id,
         continues=run.asked.continues,
-        plans=tuple(_plan_shares(run.plan_shares)) if run.plan_shares else (),
+        plans=tuple(_window_shares(run.window_shares)) if run.window_shares else (),
         fleet=_fleet(run, now) if run.remote is not None or run.lease is not None else None,
         stopped_children=run.stopped_children,
         model=live.model or run.asked.model,
@@ -182,12 +182,12 @@ def info_of(live: Live, now: float, footprint: Footprint | None = None) -> RunIn
     )
 
 
-def _plan_shares(shares: Mapping[str, float]) -> list[PlanShare]:
+def _window_shares(shares: Mapping[str, float]) -> list[WindowShare]:
     found = []
     for key, share in shares.items():
         provider, account, window = key.split("/", 2)
         found.append(
-            PlanShare(provider=provider, account=account, window=window, share=round(share, 4))
+            WindowShare(provider=provider, account=account, window=window, share=round(share, 4))
         )
     return found
 
@@ -467,16 +467,20 @@ def recalled(kept: bytes) -> Spawn | None:
 # ---- How subscriptions are shown: what is known of each window, and which runs wait for its reset
 
 
-def accounts_of(plans: Plans, scope: Scope, now: float) -> Iterator[PlanAccount]:
+def accounts_of(
+    subscriptions: Subscriptions, scope: Scope, now: float
+) -> Iterator[SubscriptionInfo]:
     """Yield the accounts that a caller may know of: those that runs of its user have used, or
     inside a run, its own tree. The one that was heard of last comes first. `now`: Unix time."""
-    for found in sorted(plans.known.values(), key=lambda each: -each.heard_at):
+    for found in sorted(subscriptions.known.values(), key=lambda each: -each.heard_at):
         held = [
-            run.id for run in plans.held_by(found) if scope.knows(run.birth.uid, run.lineage_ids)
+            run.id
+            for run in subscriptions.held_by(found)
+            if scope.knows(run.birth.uid, run.lineage_ids)
         ]
         if scope.uid is None or scope.uid in found.uids:
-            policy = plans.policy_of(found)
-            yield PlanAccount(
+            policy = subscriptions.policy_of(found)
+            yield SubscriptionInfo(
                 account=found.account,
                 provider=found.provider,
                 user=user_name(found.uid) if found.uid is not None else None,
@@ -494,9 +498,9 @@ def accounts_of(plans: Plans, scope: Scope, now: float) -> Iterator[PlanAccount]
             )
 
 
-def _window_shown(window: Window, kept: Callable[[bool], float], now: float) -> PlanWindow:
+def _window_shown(window: Window, kept: Callable[[bool], float], now: float) -> WindowInfo:
     empty_at = window.empty_at(now)
-    return PlanWindow(
+    return WindowInfo(
         window=window.name,
         used_ratio=window.used,
         resets_at=_moment(window.resets_at) if window.resets_at is not None else None,

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import trio
 
 from ..agents import Reading
-from ..agents.counters import MAX_LINE, PlanTold, minus, printable
+from ..agents.counters import MAX_LINE, SubscriptionTold, minus, printable
 from ..agents.line_meter import OPENAI_FACTORS, factor_of
 from ..agents.program import digest
 from ..core import events as e
@@ -352,7 +352,7 @@ class MeteredRun:
         self._stream: Sequence[Reading] = ()
         self._session: Sequence[Reading] = ()
         self._around: Sequence[Reading] = ()
-        self._plan: PlanTold | None = None
+        self._subscription: SubscriptionTold | None = None
         self._tier = self._provider = ""
         self._said = _said(Reading())
 
@@ -412,20 +412,20 @@ class MeteredRun:
         self._tell("session", readings)
         if around:
             self._tell("around", around)
-        self._tell_plan(
+        self._tell_subscription(
             max(
-                (reading.plan for reading in readings if reading.plan is not None),
+                (reading.subscription for reading in readings if reading.subscription is not None),
                 key=_time_of,
                 default=None,
             )
         )
 
-    def _tell_plan(self, told: PlanTold | None) -> None:
+    def _tell_subscription(self, told: SubscriptionTold | None) -> None:
         """Tell what Codex has written of its subscription. Its file does not say whose that is:
         what the gateway has heard does, or the login, when its root was started."""
-        if told is None or told == self._plan:
+        if told is None or told == self._subscription:
             return
-        self._plan = told
+        self._subscription = told
         run = self.live.run
         is_known = "openai" in run.subscriptions
         if run.account.seen_by_gateway is not None and not is_known:
@@ -437,12 +437,12 @@ class MeteredRun:
         time = datetime.fromtimestamp(
             min(max(told.time, 0.0), wall_clock().timestamp()), UTC
         ).astimezone()
-        seen = m.SeePlan(
+        seen = m.SeeSubscription(
             id=0, run=run.id, provider="openai", time=time.timestamp(),
             login="" if is_known else login, plan_type=told.plan_type,
             windows=list(told.windows), credits=told.credits,
         )  # fmt: skip
-        self._feed(e.PlanSeen(trio.current_time(), time, seen, run.birth.uid))
+        self._feed(e.SubscriptionSeen(trio.current_time(), time, seen, run.birth.uid))
 
     def price_again(self) -> None:
         """Count what is known at the prices that are known by now."""
@@ -497,7 +497,7 @@ class MeteredRun:
         )
 
 
-def _time_of(told: PlanTold) -> float:
+def _time_of(told: SubscriptionTold) -> float:
     return told.time
 
 

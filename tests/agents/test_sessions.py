@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sfad.agents import Reading, named, session_files_of
 from sfad.agents.program import SessionHead, SessionSearch, timestamp
-from sfad.protocol.requests.plans import SeenWindow
+from sfad.protocol.requests.subscriptions import SeenWindow
 from sfad.protocol.types import Tokens
 from tests.agents.test_robustness import check, variants
 
@@ -274,12 +274,12 @@ def test_codex_tells_its_windows_and_credits_in_its_session() -> None:
         "type": "event_msg",
         "payload": {"type": "token_count", "rate_limits": limits},
     }
-    plan = read("codex", json.dumps(line).encode() + b"\n").plan
-    assert plan is not None
-    assert plan.windows == (
+    told = read("codex", json.dumps(line).encode() + b"\n").subscription
+    assert told is not None
+    assert told.windows == (
         SeenWindow(window="primary", used_ratio=0.12, resets_at=9_000.0, seconds=604_800.0),
     )
-    assert (plan.plan_type, plan.credits) == ("free", "25.50")
+    assert (told.plan_type, told.credits) == ("free", "25.50")
 
 
 def test_what_claude_writes_to_a_cache_for_an_hour_is_told_apart() -> None:

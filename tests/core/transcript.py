@@ -519,9 +519,9 @@ class Transcript:
                 return f"call {call.run_id} {call.state}"
             case c.MeterAgent(name, process):
                 return f"meter {name} {process.program}"
-            case c.SavePlan(subscription):
+            case c.SaveSubscription(subscription):
                 return f"saveplan {subscription.key}"
-            case c.Shutdown() | c.ArmAlerts() | c.SaveAlerts() | c.ArmPlans():
+            case c.Shutdown() | c.ArmAlerts() | c.SaveAlerts() | c.ArmSubscriptions():
                 return type(command).__name__.lower()
             case _:
                 return f"{type(command).__name__.lower()} {command.run}"

@@ -18,7 +18,7 @@ import pytest
 from sfactl.connection import Client
 from sfad.host.probe import user_name
 from sfad.protocol import messages as m
-from sfad.protocol.requests.plans import PlanAccount
+from sfad.protocol.requests.subscriptions import SubscriptionInfo
 from sfad.protocol.types import RunId, RunInfo, Status
 from tests.codex import codex
 from tests.conftest import Start
@@ -84,8 +84,11 @@ def subscribe(
     return reply.run.id
 
 
-def plans(client: Client) -> dict[str, m.PlanAccount]:
-    return {each.provider: each for each in client.call(m.Plans(id=0), m.PlanList).accounts}
+def plans(client: Client) -> dict[str, m.SubscriptionInfo]:
+    return {
+        each.provider: each
+        for each in client.call(m.ListSubscriptions(id=0), m.SubscriptionList).accounts
+    }
 
 
 def all_ended(daemon: Daemon, runs: Sequence[RunId]) -> list[RunInfo]:
@@ -183,7 +186,7 @@ def test_what_codex_writes_of_a_subscription_is_of_the_one_that_the_gateway_know
                 lambda: plans(client) and plans(client)["openai"].windows[0].used_ratio == 0.11,
                 "its session file is read",
             )
-            (known,) = client.call(m.Plans(id=0), m.PlanList).accounts
+            (known,) = client.call(m.ListSubscriptions(id=0), m.SubscriptionList).accounts
             (share,) = info(client, reply.run.id).plans
             assert (share.window, round(share.share, 6)) == ("primary", 0.04)
             client.call(m.Stop(id=0, runs=[reply.run.id]), m.Stopped)
@@ -360,8 +363,8 @@ def test_what_an_agent_writes_of_a_subscription_breaks_nothing(tmp_path: Path) -
         home.mkdir()
         run = started(client, [str(program), "exec", "x"], cwd=os.fsencode(home), env=env)
 
-        def told() -> list[PlanAccount]:
-            return client.call(m.Plans(id=0), m.PlanList).accounts
+        def told() -> list[SubscriptionInfo]:
+            return client.call(m.ListSubscriptions(id=0), m.SubscriptionList).accounts
 
         wait_until(told, "it is heard of")
         (account,) = told()

@@ -25,7 +25,7 @@ from sfactl.connection import Client
 from sfad.host.probe import user_name
 from sfad.processes import kernel
 from sfad.protocol import messages as m
-from sfad.protocol.requests.plans import SeenWindow
+from sfad.protocol.requests.subscriptions import SeenWindow
 from sfad.protocol.types import Isolation, Limit, RunInfo, Tokens
 from tests.harness import Daemon, alive, running, wait_until
 from tests.users import (
@@ -511,7 +511,11 @@ def test_a_gateway_can_only_ask_about_runs_of_its_user(
                 client.call(m.ServeGateway(id=client.next_id(), reservations=[]), m.GatewaySettings)
                 window = SeenWindow(window="5h", used_ratio=1.0, rejected=True)
                 seen = partial(
-                    m.SeePlan, provider="anthropic", time=0.0, login="login", windows=[window]
+                    m.SeeSubscription,
+                    provider="anthropic",
+                    time=0.0,
+                    login="login",
+                    windows=[window],
                 )
                 admit = partial(m.AdmitCall, model=model, input_tokens=1, max_output=1)
                 requests: list[m.Request] = [
@@ -561,7 +565,9 @@ def test_a_gateway_can_only_ask_about_runs_of_its_user(
             "the gateway may not 'stop'",
         ]
         with everyones.client() as client:
-            (account,) = client.call(m.Plans(id=client.next_id()), m.PlanList).accounts
+            (account,) = client.call(
+                m.ListSubscriptions(id=client.next_id()), m.SubscriptionList
+            ).accounts
         assert account.user == user_name(FIRST), "it tells of its user's own account only"
         provider.released.set()
         assert other.said == "200 True"

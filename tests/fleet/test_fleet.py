@@ -736,7 +736,7 @@ def test_a_node_hears_what_others_know_of_a_subscription(fleet: Daemons, tmp_pat
         bystander = started(other, ["sleep", "300"], limits=time_limit())
 
         def told(where: Client) -> list[tuple[str, float | None]]:
-            accounts = where.call(m.Plans(id=0), m.PlanList).accounts
+            accounts = where.call(m.ListSubscriptions(id=0), m.SubscriptionList).accounts
             return [
                 (each.window, each.used_ratio) for account in accounts for each in account.windows
             ]

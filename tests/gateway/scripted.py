@@ -27,7 +27,7 @@ from sfad.protocol.requests.gateway import (
     AdmitCall,
     CallDecision,
     EndCall,
-    SeePlan,
+    SeeSubscription,
     SilentCall,
     UnaskedRequest,
 )
@@ -130,7 +130,7 @@ class ScriptedDaemon:
     unasked_for: list[UnaskedRequest] = field(default_factory=list)
     egress: tuple[str, ...] = ()
     keyed_only: bool = False
-    plans: list[SeePlan] = field(default_factory=list)
+    plans: list[SeeSubscription] = field(default_factory=list)
     holds_rejected: bool = False
     refused_hosts: list[tuple[str, str, int, str]] = field(default_factory=list)
     withdrawn: int = 0
@@ -171,7 +171,7 @@ class ScriptedDaemon:
     def ended(self, call: EndCall) -> None:
         self.told.append(call)
 
-    def plan_seen(self, seen: SeePlan) -> None:
+    def subscription_seen(self, seen: SeeSubscription) -> None:
         self.plans.append(seen)
 
     def unasked(self, request: UnaskedRequest) -> None:

@@ -16,7 +16,7 @@ from sfad.gateway.call_journal import Journal
 from sfad.gateway.daemon_link import DaemonLink
 from sfad.protocol import messages as m
 from sfad.protocol.framing import MAX_REQUEST, FrameDecoder
-from sfad.protocol.requests.plans import SeenWindow
+from sfad.protocol.requests.subscriptions import SeenWindow
 from sfad.protocol.types import Tokens
 
 ASKED = m.AdmitCall(
@@ -138,8 +138,8 @@ async def test_a_new_daemon_hears_of_every_window_before_it_is_asked_about_a_cal
             assert isinstance(await daemon.next(), m.AdmitCall)
         for used in (0.6, 0.7, 0.65):
             window = SeenWindow(window="5h", used_ratio=used)
-            link.plan_seen(
-                m.SeePlan(
+            link.subscription_seen(
+                m.SeeSubscription(
                     id=0, run="a1", provider="anthropic", time=1.0, login="l", windows=[window]
                 )
             )
@@ -147,6 +147,8 @@ async def test_a_new_daemon_hears_of_every_window_before_it_is_asked_about_a_cal
             daemon = ScriptedDaemon(stream)
             asked = [await daemon.next() for _ in range(6)][2:]
             assert isinstance(asked[-1], m.AdmitCall)
-            told = [each.windows[0].used_ratio for each in asked if isinstance(each, m.SeePlan)]
+            told = [
+                each.windows[0].used_ratio for each in asked if isinstance(each, m.SeeSubscription)
+            ]
             assert told == [0.6, 0.7, 0.65]
             nursery.cancel_scope.cancel()

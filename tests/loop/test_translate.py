@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from sfad import config as configuration
-from sfad.core.state.policy import PlanPolicy, Policy
+from sfad.core.state.policy import Policy, SubscriptionPolicy
 from sfad.daemon.loop.policy import policy_of
 from sfad.protocol.kinds import DEFAULT_KEYS, KINDS
 
@@ -26,7 +26,9 @@ def test_a_key_is_shown_with_the_file_that_sets_it_or_would_set_it(tmp_path: Pat
 
 def test_the_built_in_config_has_the_defaults_of_the_table_of_kinds() -> None:
     assert policy_of(configuration.load(), everyone=False) == Policy(
-        files={}, file="the config", plans={"anthropic": PlanPolicy(), "openai": PlanPolicy()}
+        files={},
+        file="the config",
+        subscriptions={"anthropic": SubscriptionPolicy(), "openai": SubscriptionPolicy()},
     )
 
 

@@ -18,7 +18,7 @@ from ..life.spending import Spending
 from ..life.stopping import Stopping
 from ..life.taking import Taking
 from ..limits.enforcement import LimitEnforcement
-from ..limits.plans import PlanBar, Plans
+from ..limits.subscriptions import Subscriptions, WindowBar
 from ..state.account import NOTHING
 from ..state.limits import (
     PROFILED,
@@ -241,12 +241,12 @@ class Admission:
         spending: Spending,
         widening: Widening,
         awaiting: Awaiting,
-        plans: Plans,
+        subscriptions: Subscriptions,
         taking: Taking,
         next_number: int,
     ) -> None:
         self._ctx = context
-        self._plans = plans
+        self._subscriptions = subscriptions
         self._taking = taking
         self._awaiting = awaiting
         self._widening = widening
@@ -363,12 +363,12 @@ class Admission:
             if is_session
             else (),
             waits=waits,
-            plan=self._plan(run, ev.at) if self._plans.known else None,
+            window=self._window(run, ev.at) if self._subscriptions.known else None,
         )
 
-    def _plan(self, run: Run, at: float) -> str | None:
+    def _window(self, run: Run, at: float) -> str | None:
         """Return why a root has to wait for its subscription."""
-        bar = self._plans.bar_root(run, at) if run.parent is None else None
+        bar = self._subscriptions.bar_root(run, at) if run.parent is None else None
         return bar.message if bar is not None else None
 
     def quotas(self, user: str, at: float) -> list[QuotaUse]:
@@ -487,7 +487,10 @@ class Admission:
             self._ctx.slots.wait_outside(run.id, run.user)
 
     def _take_slot_or_queue(self, root: Run, at: float) -> None:
-        if self._plans.known and (bar := self._plans.bar_root(root, at)) is not None:
+        if (
+            self._subscriptions.known
+            and (bar := self._subscriptions.bar_root(root, at)) is not None
+        ):
             root.move(Status.QUEUED)
             self._wait_for_reset(root, bar, at)
         elif self._ctx.slots.free_for(root.user, root.asked.group):
@@ -496,10 +499,10 @@ class Admission:
             root.move(Status.QUEUED)
             self._enqueue(root)
 
-    def _wait_for_reset(self, root: Run, bar: PlanBar, at: float) -> None:
+    def _wait_for_reset(self, root: Run, bar: WindowBar, at: float) -> None:
         """Let a root that is queued wait until a subscription has room for it, without a place in
         the queue for slots."""
-        self._plans.queue(root, bar, at)
+        self._subscriptions.queue(root, bar, at)
         self._ctx.slots.wait_outside(root.id, root.user)
 
     def _enqueue(self, root: Run) -> None:
@@ -527,8 +530,8 @@ class Admission:
                     if awaited
                     else f"{self._ctx.slots.queued} trees wait"
                 )
-                if run.plan_hold is not None:
-                    why = run.plan_hold.message
+                if run.window_hold is not None:
+                    why = run.window_hold.message
                 self._ctx.publish(EventType.RUN_QUEUED, run, why)
                 self._lifecycle.answer_spawn(run)
             elif run.status in {Status.ACCEPTED, Status.QUEUED}:
@@ -586,15 +589,15 @@ class Admission:
         root and may start."""
         if self._ctx.draining:
             return
-        if self._plans.released:
-            self._release(self._plans.released)
-            self._plans.released.clear()
+        if self._subscriptions.released:
+            self._release(self._subscriptions.released)
+            self._subscriptions.released.clear()
         while (run_id := self._ctx.slots.give_next()) is not None:
             run = self._ctx.tree.get(run_id)
             if (
                 run is not None
-                and self._plans.known
-                and (bar := self._plans.bar_root(run, at)) is not None
+                and self._subscriptions.known
+                and (bar := self._subscriptions.bar_root(run, at)) is not None
             ):
                 self._ctx.slots.leave(run_id)
                 self._wait_for_reset(run, bar, at)
@@ -614,7 +617,7 @@ class Admission:
         self._number = max(self._number, run.birth.number + 1)
         if run.status is Status.QUEUED and run.awaits:
             self._hold(run)
-        elif run.status is Status.QUEUED and run.plan_hold is not None:
+        elif run.status is Status.QUEUED and run.window_hold is not None:
             self._ctx.slots.wait_outside(run.id, run.user)
         elif run.status is Status.QUEUED and run.needs_slot:
             self._enqueue(run)

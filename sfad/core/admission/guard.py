@@ -54,7 +54,7 @@ class Question(Struct, frozen=True):
     """Of a session: the live sessions of all users."""
     waits: bool = False
     """The run has to wait for another one."""
-    plan: str | None = None
+    window: str | None = None
     """Why a root has to wait for its subscription."""
 
     @property
@@ -348,10 +348,10 @@ def _concurrency(q: Question) -> Refusal | None:
     )
 
 
-def _plan(q: Question) -> Refusal | None:
-    if q.plan is None or q.run.asked.queue:
+def _window(q: Question) -> Refusal | None:
+    if q.window is None or q.run.asked.queue:
         return None
-    detail = f"{q.plan}, and the request said not to queue"
+    detail = f"{q.window}, and the request said not to queue"
     return q.refuse(
         Rule.CONCURRENCY,
         detail,
@@ -482,7 +482,7 @@ def _refuse_session(
 
 RULES: tuple[Callable[[Question], Refusal | None], ...] = (
     _enabled, _permission, _loop, _depth, _descendants, _money, _unenforceable, _rate, _concurrency,
-    _plan,
+    _window,
 )  # fmt: skip
 """In this order, because what cannot be fixed is told before what waiting would fix."""
 

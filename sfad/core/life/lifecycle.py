@@ -116,7 +116,7 @@ class Lifecycle:
         """Count the run's time from now on, up to the next event or action that it calls for. It
         stands while a subscription holds a run below: that may take days, and most runs above only
         wait for it."""
-        if run.children and any(each.plan_hold is not None for each in run.subtree()):
+        if run.children and any(each.window_hold is not None for each in run.subtree()):
             return
         run.clock.start(at)
         due = run.clock.reaches(self.next_mark(run))

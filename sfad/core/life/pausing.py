@@ -79,7 +79,7 @@ class Pausing:
         if told:
             reason = no_money or (
                 run.shown_reason
-                if run.limit_hold is not None or run.plan_hold is not None
+                if run.limit_hold is not None or run.window_hold is not None
                 else None
             )
             self._ctx.publish(

@@ -113,7 +113,7 @@ class BudgetEnforcement:
         elif paused.no_money != reason:
             if paused.no_money is None:
                 paused.by_hand = paused.by_hand or (
-                    root.limit_hold is None and root.plan_hold is None
+                    root.limit_hold is None and root.window_hold is None
                 )
             paused.no_money = reason
             self._ctx.changed(root)
@@ -122,9 +122,9 @@ class BudgetEnforcement:
         paused = root.paused
         if paused is None or paused.no_money is None:
             return
-        stays = paused.by_hand or root.limit_hold is not None or root.plan_hold is not None
+        stays = paused.by_hand or root.limit_hold is not None or root.window_hold is not None
         paused.no_money = None
-        paused.by_hand = paused.by_hand and root.plan_hold is not None
+        paused.by_hand = paused.by_hand and root.window_hold is not None
         self._ctx.changed(root)
         if not stays:
             self._pausing.resume(root, at)

@@ -52,11 +52,11 @@ class LimitRequests:
                 ErrorCode.WRONG_STATE,
                 f"run {run.id} stays paused: {run.no_money.message}; {MORE}",
             )
-        elif run.plan_hold is not None:
+        elif run.window_hold is not None:
             self._ctx.fail(
                 ev.token,
                 ErrorCode.WRONG_STATE,
-                f"run {run.id} waits: {run.plan_hold.message}; {AT_RESET}",
+                f"run {run.id} waits: {run.window_hold.message}; {AT_RESET}",
             )
         elif run.paused is None and run.limit_hold is None:
             self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, _not_resumable(run))

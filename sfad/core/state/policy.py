@@ -76,7 +76,7 @@ class CallBounds(Struct, frozen=True, kw_only=True):
         return self.calls_per_minute is not None or self.concurrent_calls is not None
 
 
-class PlanPolicy(Struct, frozen=True, kw_only=True):
+class SubscriptionPolicy(Struct, frozen=True, kw_only=True):
     """`[plans]` of the config, for one provider. What is kept of each window for the person, from 0
     to 1."""
 
@@ -88,7 +88,7 @@ class PlanPolicy(Struct, frozen=True, kw_only=True):
         return self.keep_week if of_week else self.keep
 
 
-NOTHING_KEPT = PlanPolicy()
+NOTHING_KEPT = SubscriptionPolicy()
 
 
 class AlertPolicy(Struct, frozen=True, kw_only=True):
@@ -150,7 +150,7 @@ class Policy:
     """Patterns of models that may be called; all, where there is none."""
     calls_per_run: CallBounds = NO_BOUNDS
     calls_per_user: CallBounds = NO_BOUNDS
-    plans: Mapping[str, PlanPolicy] = field(default_factory=dict)
+    subscriptions: Mapping[str, SubscriptionPolicy] = field(default_factory=dict)
     """By provider; `NOTHING_KEPT` where it has none."""
     budget_action: Action = Action.PAUSE
     """What becomes of a user's live trees when a budget of the user or of a team has run out:

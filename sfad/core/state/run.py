@@ -36,9 +36,9 @@ from .account import OF_AGENT, Account
 from .alerts import RaisedAlert
 from .grants import Lease, Remote
 from .limits import ActiveLimit, Limits
-from .plans import PlanHold
 from .policy import Invalid
 from .request import Asked
+from .subscriptions import WindowHold
 from .vocabulary import ReasonKind
 
 # ---- The stop ladder of a run: signal, grace, SIGKILL until its containment is empty, then a
@@ -394,15 +394,15 @@ class State:
     """While it is queued: the runs that have to end before it starts."""
     agent_session: str | None = None
     """The id of its agent's session, once that is saved where its program can continue it."""
-    plan_hold: PlanHold | None = None
+    window_hold: WindowHold | None = None
     """The window of a subscription whose reset it waits for: paused between two calls, or
     queued."""
     subscriptions: dict[str, str] = field(default_factory=dict)
     """The key of the subscription that its last call used, by provider."""
-    plan_shares: dict[str, float] = field(default_factory=dict)
+    window_shares: dict[str, float] = field(default_factory=dict)
     """What it has used itself of each window: by the key of the subscription, `/` and the window's
     name."""
-    plan_present: dict[str, float] = field(default_factory=dict)
+    window_present: dict[str, float] = field(default_factory=dict)
     """What it and its descendants have used of the present shorter window, by the key of the
     subscription."""
     thawed_at: float | None = None
@@ -459,7 +459,7 @@ class State:
     @property
     def resumes_itself(self) -> bool:
         """Whether it waits for a budget or a subscription, and goes on without a person."""
-        return self.no_money is not None or self.plan_hold is not None
+        return self.no_money is not None or self.window_hold is not None
 
     @property
     def held_until_reset(self) -> bool:
@@ -549,13 +549,13 @@ class Run(State):
         if self.ending is not None and self.ending.reason is not None:
             return self.ending.reason
         reason = self.limit_hold.reason if self.limit_hold is not None else self.root.no_money
-        if reason is None and self.plan_hold is not None:
+        if reason is None and self.window_hold is not None:
             reason = Reason(
                 kind=ReasonKind.PLAN,
-                message=self.plan_hold.message,
+                message=self.window_hold.message,
                 limit_kind=LimitKind.PLAN,
-                threshold=self.plan_hold.allowed,
-                used=self.plan_hold.used,
+                threshold=self.window_hold.allowed,
+                used=self.window_hold.used,
             )
         if reason is None and self.paused is not None and self.paused.suspended:
             words = (

@@ -14,7 +14,7 @@ from ...core.machine import Machine
 from ...core.state.run import Run
 from ...durable.budgets import BudgetBooks
 from ...durable.maintenance import SessionArchive
-from ...durable.plans import PlanBooks
+from ...durable.subscriptions import SubscriptionBooks
 from ...host.faults import crash_point
 from ...host.tasks import Background
 from ...protocol.types import ErrorCode, RunId
@@ -33,7 +33,7 @@ from .resources import Resources
 from .saving import Saver
 
 _INTERNAL = frozenset(
-    {c.Arm, c.Disarm, c.ArmAlerts, c.ArmPlans, c.SaveAlerts, c.TellCall, c.MeterAgent}
+    {c.Arm, c.Disarm, c.ArmAlerts, c.ArmSubscriptions, c.SaveAlerts, c.TellCall, c.MeterAgent}
 )
 """These have no effect outside the process: a crash before or after one is equivalent."""
 
@@ -90,7 +90,7 @@ class CoreLoop:
     adviser: Adviser
     metering: Metering
     budgets: BudgetBooks
-    plans: PlanBooks
+    subscriptions: SubscriptionBooks
     saver: Saver
     launching: Launching
     launcher_events: LauncherEvents
@@ -157,11 +157,11 @@ class CoreLoop:
                 self._retire(run)
             case c.ArmAlerts(at):
                 self.launcher_events.arm_alerts(at)
-            case c.ArmPlans(at):
-                self.launcher_events.arm_plans(at)
-            case c.SavePlan(subscription):
-                self.plans.record(subscription)
-                self.keeper.plan_changed()
+            case c.ArmSubscriptions(at):
+                self.launcher_events.arm_subscriptions(at)
+            case c.SaveSubscription(subscription):
+                self.subscriptions.record(subscription)
+                self.keeper.subscription_changed()
             case c.SaveAlerts(soon):
                 if soon:  # else it was saved with the snapshots
                     self.saver.save_alerts_soon()

@@ -16,8 +16,14 @@ from ...core.state.budgets import to_usd
 from ...durable.budgets import BudgetBooks
 from ...host.clock import wall_clock
 from ...host.log import Log
-from ...protocol.messages import Allowances, Error, SeePlan, SharedPlans, SharePlans
-from ...protocol.requests.fleet import Allowance, SharedPlan
+from ...protocol.messages import (
+    Allowances,
+    Error,
+    SeeSubscription,
+    SharedSubscriptions,
+    ShareSubscriptions,
+)
+from ...protocol.requests.fleet import Allowance, SharedSubscription
 from ..loop.fleet import Fleet, NotConnected
 
 AGAIN, AGAIN_MAX = 0.2, 10.0
@@ -44,7 +50,11 @@ class KeeperRequests:
         self._feed = feed
         self._log = log
         self._drawing = Drawing(fleet.node)
-        self._lacking, self._plan_changed, self._known = trio.Event(), trio.Event(), trio.Event()
+        self._lacking, self._subscription_changed, self._known = (
+            trio.Event(),
+            trio.Event(),
+            trio.Event(),
+        )
         self.node: str | None = None
         """The keeper."""
         self.trouble: str | None = None
@@ -86,7 +96,7 @@ class KeeperRequests:
                 pause = min(2 * pause, AGAIN_MAX)
             regular_at = trio.current_time() + self._interval
 
-    async def serve_plans(self) -> None:
+    async def serve_subscriptions(self) -> None:
         """Share what is known of subscriptions whenever that changes, and regularly, until
         cancelled."""
         await self._known.wait()
@@ -94,35 +104,35 @@ class KeeperRequests:
             await trio.sleep_forever()
         while True:
             with trio.move_on_after(self._interval):
-                await self._plan_changed.wait()
-            self._plan_changed = trio.Event()
-            if (plans := self.plans()) or len(self._machine.tree):
+                await self._subscription_changed.wait()
+            self._subscription_changed = trio.Event()
+            if (known := self.subscriptions()) or len(self._machine.tree):
                 with suppress(OSError):  # the next time tells the same, or newer
                     answer = await self._fleet.pass_on(
-                        self.node or "", SharePlans(id=1, plans=plans)
+                        self.node or "", ShareSubscriptions(id=1, plans=known)
                     )
-                    self.learn(answer.plans if isinstance(answer, SharedPlans) else ())
+                    self.learn(answer.plans if isinstance(answer, SharedSubscriptions) else ())
             await trio.sleep(SHARE_AFTER)
 
-    def plan_changed(self) -> None:
-        self._plan_changed.set()
+    def subscription_changed(self) -> None:
+        self._subscription_changed.set()
 
-    def plans(self) -> list[SharedPlan]:
+    def subscriptions(self) -> list[SharedSubscription]:
         """Return what is known of subscriptions."""
-        return [each.shared() for each in self._machine.plans.known.values()]
+        return [each.shared() for each in self._machine.subscriptions.known.values()]
 
-    def learn(self, plans: Iterable[SharedPlan]) -> None:
+    def learn(self, heard: Iterable[SharedSubscription]) -> None:
         """Take what another node knows better."""
         now = wall_clock().astimezone()
-        for plan in filter(self._machine.plans.is_news, plans):
+        for one in filter(self._machine.subscriptions.is_news, heard):
             # the clocks of nodes differ: what is told from the future would hide what is heard next
-            time = min(now, datetime.fromtimestamp(plan.heard_at, now.tzinfo))
-            told = SeePlan(
-                id=0, run="", provider=plan.provider, time=time.timestamp(), login=plan.login,
-                organization=plan.organization, plan_type=plan.plan_type, status=plan.status,
-                windows=plan.windows,
+            time = min(now, datetime.fromtimestamp(one.heard_at, now.tzinfo))
+            told = SeeSubscription(
+                id=0, run="", provider=one.provider, time=time.timestamp(), login=one.login,
+                organization=one.organization, plan_type=one.plan_type, status=one.status,
+                windows=one.windows,
             )  # fmt: skip
-            self._feed(e.PlanSeen(trio.current_time(), time, told, plan.uid))
+            self._feed(e.SubscriptionSeen(trio.current_time(), time, told, one.uid))
 
     async def _find_keeper(self) -> None:
         """Wait until it is known who keeps the budgets: the daemon of the cluster's head, unless

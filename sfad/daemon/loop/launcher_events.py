@@ -96,15 +96,17 @@ class LauncherEvents:
         else:
             self.timers.arm("alerts", at, lambda: self.feed(e.AlertsDue(trio.current_time())))
 
-    def arm_plans(self, at: float | None) -> None:
-        """Feed `PlansDue` then, or not any more."""
+    def arm_subscriptions(self, at: float | None) -> None:
+        """Feed `SubscriptionsDue` then, or not any more."""
         if at is None:
             self.timers.disarm("plans")
         else:
             self.timers.arm(
                 "plans",
                 at,
-                lambda: self.feed(e.PlansDue(trio.current_time(), wall_clock().astimezone())),
+                lambda: self.feed(
+                    e.SubscriptionsDue(trio.current_time(), wall_clock().astimezone())
+                ),
             )
 
     def _ended(self, run: Run, event: End) -> None:

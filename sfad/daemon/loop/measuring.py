@@ -125,7 +125,7 @@ class Measuring:
             },
             "sfad_plan_used_ratio": {
                 (found.provider, found.account, window.name): window.used
-                for found in machine.plans.known.values()
+                for found in machine.subscriptions.known.values()
                 for window in found.windows.values()
                 if window.used is not None
             },

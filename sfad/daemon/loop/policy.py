@@ -4,7 +4,7 @@ from msgspec.structs import asdict
 
 from ... import config as configuration
 from ...core.state.access import AccessRules
-from ...core.state.policy import PlanPolicy, Policy, SessionPolicy
+from ...core.state.policy import Policy, SessionPolicy, SubscriptionPolicy
 from ...protocol.kinds import DEFAULT_KEYS, KINDS
 from ...protocol.known import CODING_AGENT
 from ...protocol.types import Action, Bound, Limit, LimitKind
@@ -51,9 +51,9 @@ def policy_of(loaded: configuration.Loaded, *, everyone: bool) -> Policy:
         sessions=_session_policy(config.sessions),
         access=AccessRules(all_users=everyone, admin_gid=config.access.admin_group),
         alerts=config.alerts,
-        plans={
-            "anthropic": _plan_policy(config.plans, config.plans.anthropic),
-            "openai": _plan_policy(config.plans, config.plans.openai),
+        subscriptions={
+            "anthropic": _subscription_policy(config.plans, config.plans.anthropic),
+            "openai": _subscription_policy(config.plans, config.plans.openai),
         },
         interrupted=frozenset(
             name for name, program in config.programs.items() if program.stop == "SIGINT-main"
@@ -67,10 +67,10 @@ def policy_of(loaded: configuration.Loaded, *, everyone: bool) -> Policy:
     )
 
 
-def _plan_policy(
-    all_: configuration.PlansConfig, own: configuration.ProviderPlanConfig
-) -> PlanPolicy:
-    return PlanPolicy(
+def _subscription_policy(
+    all_: configuration.SubscriptionsConfig, own: configuration.ProviderSubscriptionConfig
+) -> SubscriptionPolicy:
+    return SubscriptionPolicy(
         keep=all_.keep if own.keep is None else own.keep,
         keep_week=all_.keep_week if own.keep_week is None else own.keep_week,
         action=own.action or all_.action,

@@ -24,7 +24,7 @@ from ...durable.adoption import Adoption, Rows, StoredPidfds
 from ...durable.budgets import BudgetBooks
 from ...durable.handover import HandedRun
 from ...durable.maintenance import Maintenance, MaintenanceJobs, SessionArchive
-from ...durable.plans import PlanBooks
+from ...durable.subscriptions import SubscriptionBooks
 from ...host import systemd
 from ...host.clock import wall_clock
 from ...host.descriptors import Descriptors
@@ -380,7 +380,9 @@ class Runtime:
         self.keeper = KeeperRequests(
             config.fleet, self._budgets, self.machine, self.fleet, self.feed, self.log
         )
-        self._plans = PlanBooks(self.spool.plans, self.ledger, self.log.warning)
+        self._subscriptions = SubscriptionBooks(
+            self.spool.subscriptions, self.ledger, self.log.warning
+        )
         self.run_feed = RunFeed(self.catalogue, self.launcher, self.timers)
         self.saver = Saver(
             resources, self.catalogue, self.watchers, self._budgets, self.metering, self.storage,
@@ -409,8 +411,9 @@ class Runtime:
         )  # fmt: skip
         loop = CoreLoop(
             self.machine, resources, self.catalogue, self.requests, self.announcer, self.adviser,
-            self.metering, self._budgets, self._plans, self.saver, launching, self.launcher_events,
-            self.background, self.session_archive, self.fleet, self.keeper, self.granted, shut_down,
+            self.metering, self._budgets, self._subscriptions, self.saver, launching,
+            self.launcher_events, self.background, self.session_archive, self.fleet, self.keeper,
+            self.granted, shut_down,
         )  # fmt: skip
         self._read_config = read_config
         queue.begin(loop.handle)
@@ -425,7 +428,7 @@ class Runtime:
                 self.timers.serve, self.maintenance.serve, self.session_archive.serve,
                 self.metering.sample, self.storage.serve, self.run_feed.serve, self.metrics.serve,
                 self.ledger.serve, self.bypass_watch.serve, self.server_watch.serve,
-                self.fleet.serve, self.keeper.serve, self.keeper.serve_plans,
+                self.fleet.serve, self.keeper.serve, self.keeper.serve_subscriptions,
             ):  # fmt: skip
                 nursery.start_soon(keep_serving, serve, self.log.internal_error)
             if systemd.manages():
@@ -436,7 +439,9 @@ class Runtime:
                 self.spool.alerts.earlier(wall_clock(), trio.current_time())
             )
             now = wall_clock().astimezone()
-            self.machine.plans.known_before(self._plans.earlier(), trio.current_time(), now)
+            self.machine.subscriptions.known_before(
+                self._subscriptions.earlier(), trio.current_time(), now
+            )
             task_status.started()
 
     def close(self) -> None:

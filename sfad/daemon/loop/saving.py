@@ -138,7 +138,7 @@ a row of each run."""
 
 
 _SAVED_WITH = frozenset(
-    {c.Launch, c.Charge, c.SaveBudget, c.Admit, c.SaveAlerts, c.SavePlan, c.RecordCall}
+    {c.Launch, c.Charge, c.SaveBudget, c.Admit, c.SaveAlerts, c.SaveSubscription, c.RecordCall}
 )
 """Commands that say what is saved with the snapshots."""
 
@@ -182,8 +182,8 @@ class Saver:
                     admits = True
                 case c.SaveAlerts(soon=False):
                     self.save_alerts()
-                case c.SavePlan(subscription):
-                    self.resources.spool.plans.save(subscription)
+                case c.SaveSubscription(subscription):
+                    self.resources.spool.subscriptions.save(subscription)
                     unsaved = True
                 case c.RecordCall(call) if call.state == "ended":
                     self._keep(call)
@@ -208,7 +208,7 @@ class Saver:
         if changed:
             self.resources.spool.journal.save(changed, self.metering.position if charges else None)
         elif unsaved:
-            self.resources.spool.plans.write()
+            self.resources.spool.subscriptions.write()
         return []
 
     def admit(self, live: Live, changed: Iterable[Live]) -> None:

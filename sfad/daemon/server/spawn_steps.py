@@ -37,7 +37,7 @@ from ...hooks.event_hooks import CHANNEL
 from ...processes import kernel
 from ...protocol.known import ANY_PROGRAM, BY_REPORT, NO_METER, TIME_SAID
 from ...protocol.messages import OwnServerAsked, Spawn
-from ...protocol.requests.plans import Provider
+from ...protocol.requests.subscriptions import Provider
 from ...protocol.types import Isolation, LimitKind, RunId, Ship
 from ...runs.live import MAX_ON_END, Live
 from ...shipping import why_unsafe

@@ -11,7 +11,7 @@
 `records`     what is kept of runs: results, events, model calls
 `daemon`      the daemon itself
 `gateway`     what the gateway asks the daemon
-`plans`       the windows of subscriptions
+`subscriptions` the windows of subscriptions
 `shipping`    files that are sent with a run to another node, and brought back
 `fleet`       ways to other nodes, and what their daemons ask each other
 """

@@ -7,7 +7,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from ..types import Limit, LimitKind, PlanShare, RunId, Status
+from ..types import Limit, LimitKind, RunId, Status, WindowShare
 from .base import Reply, Request
 
 # ---- The answers to `recommend` and `summary`.
@@ -53,7 +53,7 @@ class Group(Struct, frozen=True, kw_only=True):
     """Failed, timed out or lost."""
     partial: bool = False
     at_most: bool = False
-    plans: list[PlanShare] = []
+    plans: list[WindowShare] = []
     """The sums of its runs' shares of subscriptions' windows."""
 
 

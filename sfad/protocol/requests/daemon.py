@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from ..types import AlertState, BudgetState, Kind, QuotaState, RunId
 from .base import Reply, Request
-from .plans import PlanAccount
+from .subscriptions import SubscriptionInfo
 
 
 class DaemonInfo(Request, tag="status"):
@@ -102,8 +102,8 @@ class DaemonStatus(Reply, tag="daemon_status"):
     """Those of other users, which only they and root may ask how they are. Told as `metrics` is."""
     limit_share: float = 0.8
     """`alerts.limit_share` of the config."""
-    plans: list[PlanAccount] = []
-    """As in `PlanList`."""
+    plans: list[SubscriptionInfo] = []
+    """As in `SubscriptionList`."""
 
 
 class TryHook(Request, tag="test_hook"):

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from ..types import Placing, RunId, RunInfo, Wanted
 from .base import Reply, Request
-from .plans import Provider, SeenWindow
+from .subscriptions import Provider, SeenWindow
 
 FLEET_VERSION = 1
 """Raised when two nodes would misread each other. They refuse each other then, with both
@@ -212,7 +212,7 @@ class Allowance(Struct, frozen=True, kw_only=True):
     """Others lack some: give back at the next request what is not needed."""
 
 
-class SharedPlan(Struct, frozen=True, kw_only=True):
+class SharedSubscription(Struct, frozen=True, kw_only=True):
     """What a node has heard of a subscription."""
 
     provider: Provider
@@ -228,16 +228,16 @@ class SharedPlan(Struct, frozen=True, kw_only=True):
     windows: list[SeenWindow] = []
 
 
-class SharePlans(Request, tag="share_plans"):
-    """Hear what a node knows of subscriptions. Answered by `SharedPlans`."""
+class ShareSubscriptions(Request, tag="share_plans"):
+    """Hear what a node knows of subscriptions. Answered by `SharedSubscriptions`."""
 
-    plans: list[SharedPlan] = []
+    plans: list[SharedSubscription] = []
 
 
-class SharedPlans(Reply, tag="shared_plans"):
+class SharedSubscriptions(Reply, tag="shared_plans"):
     """What the keeper knows, of any node."""
 
-    plans: list[SharedPlan] = []
+    plans: list[SharedSubscription] = []
 
 
 class Allowances(Reply, tag="allowances"):

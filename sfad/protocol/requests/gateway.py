@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from ..types import Modality, RunId, Tokens
 from .base import Reply, Request
-from .plans import Provider, SeenWindow
+from .subscriptions import Provider, SeenWindow
 
 
 class ServeGateway(Request, tag="serve_gateway"):
@@ -165,7 +165,7 @@ class RefusedEgress(Request, tag="refused_egress"):
     why: str
 
 
-class SeePlan(Request, tag="see_plan"):
+class SeeSubscription(Request, tag="see_plan"):
     """Tell what a reply says of the windows of an account. Answered by `Done`."""
 
     run: str

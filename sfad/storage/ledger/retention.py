@@ -86,7 +86,7 @@ class Pruner:
                 self._do(_delete_events(batch)) for batch in _old_events(connection, cutoff)
             )
         self._do(_delete_charges(cutoff - 2 * _LONGEST_PERIOD))
-        self._do(_delete_plans(cutoff))
+        self._do(_delete_subscriptions(cutoff))
         return Deleted(runs, events)
 
     def choose(self, cutoff: datetime, *, keep: int, uid: int | None) -> list[list[_OldRun]]:
@@ -294,7 +294,7 @@ def _delete_charges(cutoff: datetime) -> Callable[[sqlite3.Connection], int]:
     return lambda connection: connection.execute(sql, (cutoff.timestamp(),)).rowcount
 
 
-def _delete_plans(cutoff: datetime) -> Callable[[sqlite3.Connection], int]:
+def _delete_subscriptions(cutoff: datetime) -> Callable[[sqlite3.Connection], int]:
     sql = "DELETE FROM plans WHERE heard_at < ?"
     return lambda connection: connection.execute(sql, (cutoff.timestamp(),)).rowcount
 

@@ -24,7 +24,6 @@ from ...protocol.types import (
     Event,
     FleetPlace,
     LimitState,
-    PlanShare,
     Reason,
     RunId,
     RunInfo,
@@ -32,6 +31,7 @@ from ...protocol.types import (
     Status,
     StoppedChildren,
     Usage,
+    WindowShare,
 )
 
 # ---- What runs have used together with their descendants, each counted once
@@ -314,7 +314,7 @@ _DECODE: dict[str, Callable[[Any], Any]] = {
     "reason": msgspec.json.Decoder(Reason).decode,
     "limits": msgspec.json.Decoder(list[LimitState]).decode,
     "usage": msgspec.json.Decoder(dict[Source, Usage]).decode,
-    "plans": msgspec.json.Decoder(list[PlanShare]).decode,
+    "plans": msgspec.json.Decoder(list[WindowShare]).decode,
     "fleet": msgspec.json.Decoder(FleetPlace).decode,
     "stopped_children": msgspec.json.Decoder(StoppedChildren).decode,
 }

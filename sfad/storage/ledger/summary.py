@@ -39,11 +39,11 @@ from ...protocol.types import (
     Event,
     LimitKind,
     LimitState,
-    PlanShare,
     Reason,
     RunId,
     RunInfo,
     Status,
+    WindowShare,
 )
 from ...protocol.units import counted
 from .database import LedgerError, open_reader
@@ -387,18 +387,18 @@ _GATED = (
 """The figures of the run are those of its calls."""
 _FAILED = f"runs.status IN ({', '.join(repr(status.value) for status in FAILED)})"
 
-_shares_of = msgspec.json.Decoder(list[PlanShare]).decode
+_shares_of = msgspec.json.Decoder(list[WindowShare]).decode
 
 
-def _add_shares(sums: Shares, shares: Iterable[PlanShare]) -> None:
+def _add_shares(sums: Shares, shares: Iterable[WindowShare]) -> None:
     for each in shares:
         key = each.provider, each.account, each.window
         sums[key] = sums.get(key, 0.0) + each.share
 
 
-def _plans(sums: Shares) -> list[PlanShare]:
+def _plans(sums: Shares) -> list[WindowShare]:
     return [
-        PlanShare(provider=provider, account=account, window=window, share=round(share, 4))
+        WindowShare(provider=provider, account=account, window=window, share=round(share, 4))
         for (provider, account, window), share in sums.items()
     ]
 

@@ -27,14 +27,14 @@ from ....protocol.messages import (
     DaemonStatus,
     GatewayInfo,
     HookTested,
+    ListSubscriptions,
     Metrics,
     MetricsText,
-    PlanAccount,
-    PlanList,
-    Plans,
     Prune,
     Reload,
     Reloaded,
+    SubscriptionInfo,
+    SubscriptionList,
     TryHook,
 )
 from ....protocol.sanitise import clean
@@ -112,23 +112,25 @@ def status(asker: Asker, _request: DaemonInfo) -> None:
             ],
             cost_usd=_cost(asker),
             window_s=runtime.machine.policy.alerts.window,
-            plans=_plans(asker),
+            plans=_subscriptions(asker),
             limit_share=runtime.machine.policy.alerts.limit_share,
             shims=list(runtime.shims.programs) if runtime.shims.open_to(asker.peer.uid) else [],
         )
     )
 
 
-def _plans(asker: Asker) -> list[PlanAccount]:
-    return list(accounts_of(asker.runtime.machine.plans, asker.scope, wall_clock().timestamp()))
+def _subscriptions(asker: Asker) -> list[SubscriptionInfo]:
+    return list(
+        accounts_of(asker.runtime.machine.subscriptions, asker.scope, wall_clock().timestamp())
+    )
 
 
 # ---- `plans`: the windows of subscriptions
 
 
-@answers(Plans)
-def plans(asker: Asker, _request: Plans) -> None:
-    asker.reply(PlanList(id=asker.id, accounts=_plans(asker)))
+@answers(ListSubscriptions)
+def plans(asker: Asker, _request: ListSubscriptions) -> None:
+    asker.reply(SubscriptionList(id=asker.id, accounts=_subscriptions(asker)))
 
 
 # ---- parts of `status`

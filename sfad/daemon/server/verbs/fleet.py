@@ -20,8 +20,8 @@ from ....protocol.messages import (
     Forgotten,
     OpenFleet,
     ServeFleet,
-    SharedPlans,
-    SharePlans,
+    SharedSubscriptions,
+    ShareSubscriptions,
     Tend,
     Tended,
 )
@@ -148,13 +148,13 @@ def ask_allowances(asker: Asker, request: AskAllowances) -> None:
     )
 
 
-@answers(SharePlans)
-def share_plans(asker: Asker, request: SharePlans) -> None:
+@answers(ShareSubscriptions)
+def share_plans(asker: Asker, request: ShareSubscriptions) -> None:
     """Learn what a node knows of subscriptions, and tell it what all know."""
     _kept_here(asker)
     keeper = asker.runtime.keeper
     keeper.learn(request.plans)
-    asker.reply(SharedPlans(id=asker.id, plans=keeper.plans()))
+    asker.reply(SharedSubscriptions(id=asker.id, plans=keeper.subscriptions()))
 
 
 def _kept_here(asker: Asker) -> str:

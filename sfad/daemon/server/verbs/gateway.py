@@ -18,7 +18,7 @@ from ....protocol.messages import (
     FindCaller,
     GatewaySettings,
     RefusedEgress,
-    SeePlan,
+    SeeSubscription,
     ServeGateway,
     SilentCall,
     UnaskedRequest,
@@ -182,8 +182,8 @@ MOST_WINDOWS = 16
 """Windows that one reply may tell of."""
 
 
-@answers(SeePlan)
-def see_plan(asker: Asker, request: SeePlan) -> None:
+@answers(SeeSubscription)
+def see_plan(asker: Asker, request: SeeSubscription) -> None:
     check_most("windows of a subscription", len(request.windows), MOST_WINDOWS)
     live, gateway = asker.runtime.catalogue.live.get(request.run), asker.peer.gateway_uid
     if live is not None and gateway in {None, live.uid}:
@@ -196,7 +196,7 @@ def see_plan(asker: Asker, request: SeePlan) -> None:
             else now
         )
         uid = None if request.keyed and gateway is None else live.uid
-        asker.runtime.feed(e.PlanSeen(trio.current_time(), time.astimezone(), request, uid))
+        asker.runtime.feed(e.SubscriptionSeen(trio.current_time(), time.astimezone(), request, uid))
     asker.reply(Done(id=request.id))
 
 

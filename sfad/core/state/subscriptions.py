@@ -11,10 +11,10 @@ from hashlib import sha256
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ...protocol.requests.fleet import SharedPlan
-from ...protocol.requests.plans import Provider, SeenWindow
+from ...protocol.requests.fleet import SharedSubscription
+from ...protocol.requests.subscriptions import Provider, SeenWindow
 from ...protocol.types import RunId
-from .policy import PlanPolicy
+from .policy import SubscriptionPolicy
 
 DAY = 86400.0
 """Seconds. A window that is at least so long is one of the person's week (`plans.keep_week`)."""
@@ -274,9 +274,9 @@ class Subscription(Struct):
     def key(self) -> str:
         return f"{self.provider}/{self.account}"
 
-    def shared(self) -> SharedPlan:
+    def shared(self) -> SharedSubscription:
         """Return what other nodes of a fleet are told of it."""
-        return SharedPlan(
+        return SharedSubscription(
             provider=self.provider,
             uid=self.uid,
             login=self.logins[-1] if self.logins else "",
@@ -287,7 +287,7 @@ class Subscription(Struct):
             windows=[each.seen() for each in self.windows.values()],
         )
 
-    def barring(self, policy: PlanPolicy, model: str | None) -> list[Window]:
+    def barring(self, policy: SubscriptionPolicy, model: str | None) -> list[Window]:
         """Return the windows of which agents may use no more for calls of a model."""
         return [
             each
@@ -327,7 +327,7 @@ def caller(uid: int, program: str) -> str:
     return f"{uid} {program}"
 
 
-class PlanHold(Struct):
+class WindowHold(Struct):
     """What a run waits for: the reset of a window."""
 
     subscription: str

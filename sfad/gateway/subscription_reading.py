@@ -13,10 +13,10 @@ from typing import Any, TypeGuard
 from urllib.parse import urlsplit
 
 from ..agents.program import digest
-from ..core.state.plans import LENGTHS
+from ..core.state.subscriptions import LENGTHS
 from ..protocol.known import SUBSCRIPTION_HOSTS
-from ..protocol.requests.gateway import SeePlan
-from ..protocol.requests.plans import Provider, SeenWindow
+from ..protocol.requests.gateway import SeeSubscription
+from ..protocol.requests.subscriptions import Provider, SeenWindow
 from .upstreams import RawHeaders, Upstream
 
 MOST_READ = 64 << 10
@@ -64,7 +64,7 @@ def _hash(text: str, place: str) -> str:
     return digest(f"{place} {text}" if place else text) if text else ""
 
 
-def seen_plan(
+def seen_subscription(
     provider: Provider,
     run: str,
     login: str,
@@ -73,7 +73,7 @@ def seen_plan(
     body: bytes,
     time: float,
     place: str = "",
-) -> SeePlan | None:
+) -> SeeSubscription | None:
     """Return what a reply tells of a subscription's windows, or `None` if it tells nothing.
     `body`: of a refusal, as far as it was read. `time`: Unix time of the reply. `place`: as
     `place_of` tells it.
@@ -95,11 +95,11 @@ def seen_plan(
     return found
 
 
-def _plan(
+def _told(
     provider: Provider, windows: list[SeenWindow], status: str | None, plan_type: str | None = None
-) -> SeePlan:
+) -> SeeSubscription:
     status, plan_type = status and status[:_MOST_WORD], plan_type and plan_type[:_MOST_WORD]
-    return SeePlan(
+    return SeeSubscription(
         id=0, run="", provider=provider, time=0.0, login="", status=status, plan_type=plan_type,
         windows=windows
     )  # fmt: skip
@@ -113,7 +113,7 @@ def _truth(text: str | None) -> bool | None:
 # ---- Anthropic's subscriptions
 
 
-def _anthropic(reply: Mapping[str, str], code: int) -> SeePlan | None:
+def _anthropic(reply: Mapping[str, str], code: int) -> SeeSubscription | None:
     status = reply.get(f"{_UNIFIED}status")
     names = [
         found[1]
@@ -135,9 +135,9 @@ def _anthropic(reply: Mapping[str, str], code: int) -> SeePlan | None:
         )
         for name in dict.fromkeys([*names, *([rejected] if rejected else [])])
     ]
-    plan = _plan("anthropic", windows, status)
-    plan.on_credits = _truth(reply.get(f"{_UNIFIED}{_NO_WINDOW}-in-use"))
-    return plan
+    told = _told("anthropic", windows, status)
+    told.on_credits = _truth(reply.get(f"{_UNIFIED}{_NO_WINDOW}-in-use"))
+    return told
 
 
 def _rejected(reply: Mapping[str, str], names: list[str]) -> str | None:
@@ -182,7 +182,7 @@ def _claimed(claim: str) -> str | None:
 
 def _codex(
     reply: Mapping[str, str], code: int, refusal: dict[str, Any] | None, time: float
-) -> SeePlan | None:
+) -> SeeSubscription | None:
     """Return what a reply tells. `refusal`: its error, if that says that a limit is reached."""
     told = [_codex_window(reply, name, time) for name in ("primary", "secondary")]
     windows = [window for window in told if window is not None]
@@ -199,7 +199,7 @@ def _codex(
         status = "allowed"
     if not windows:
         return None
-    found = _plan("openai", windows, status, plan_type if isinstance(plan_type, str) else None)
+    found = _told("openai", windows, status, plan_type if isinstance(plan_type, str) else None)
     has_credits = _truth(reply.get(f"{_CODEX}credits-has-credits"))
     unlimited = _truth(reply.get(f"{_CODEX}credits-unlimited"))
     if unlimited or has_credits is not None:

@@ -10,9 +10,9 @@ from typing import Literal
 
 from ...protocol import types
 from ...protocol.event_types import EventType
-from ...protocol.requests.fleet import SharedPlan
-from ...protocol.requests.gateway import AdmitCall, EndCall, SeePlan
-from ...protocol.requests.plans import Provider, SeenWindow
+from ...protocol.requests.fleet import SharedSubscription
+from ...protocol.requests.gateway import AdmitCall, EndCall, SeeSubscription
+from ...protocol.requests.subscriptions import Provider, SeenWindow
 from ...protocol.types import LimitKind, RunId, Severity, Status
 from .. import commands as c
 from .. import events as e
@@ -21,14 +21,16 @@ from ..life.lifecycle import Lifecycle
 from ..life.pausing import Pausing
 from ..state.alerts import Key, Measure
 from ..state.naming import program_name
-from ..state.plans import (
+from ..state.policy import NOTHING_KEPT, SubscriptionPolicy
+from ..state.run import Run
+from ..state.subscriptions import (
     AFTER_RESET,
     MOST_WINDOWS,
     NO_USER,
     OVERTAKEN,
-    PlanHold,
     Subscription,
     Window,
+    WindowHold,
     account_of,
     caller,
     clock,
@@ -40,8 +42,6 @@ from ..state.plans import (
     spread,
     spread_of,
 )
-from ..state.policy import NOTHING_KEPT, PlanPolicy
-from ..state.run import Run
 from .enforcement import LimitEnforcement, LimitHolds, holding
 
 LOOK_AGAIN, LOOK_AGAIN_HOLDING = 600.0, 60.0
@@ -53,7 +53,7 @@ forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
-class PlanBar:
+class WindowBar:
     """Why a call, or a root, has to wait for a reset."""
 
     subscription: str
@@ -64,7 +64,7 @@ class PlanBar:
     model: str | None
 
 
-class Plans:
+class Subscriptions:
     def __init__(
         self,
         context: Context,
@@ -87,7 +87,7 @@ class Plans:
         """Unix time less the core's clock."""
         self._zone: tzinfo = UTC
         self._due: float | None = None
-        """When `PlansDue` will be fed."""
+        """When `SubscriptionsDue` will be fed."""
 
     # ---- what is heard
 
@@ -104,7 +104,7 @@ class Plans:
         """Learn which moment of the calendar `at` is."""
         self._offset = time.timestamp() - at
 
-    def seen(self, ev: e.PlanSeen) -> None:
+    def seen(self, ev: e.SubscriptionSeen) -> None:
         """Take what a reply tells. What is older than what is known is not news: two gateways may
         tell in another order."""
         told, now = ev.told, ev.time.timestamp()
@@ -129,25 +129,25 @@ class Plans:
                 self._reset_if_over(found, window, now, ev.at)
             for seen in told.windows:
                 self._window_seen(found, seen, now, run, ev)
-        self._ctx.do(c.SavePlan(found))
+        self._ctx.do(c.SaveSubscription(found))
         self.look(ev.at)
 
-    def is_news(self, plan: SharedPlan) -> bool:
+    def is_news(self, told: SharedSubscription) -> bool:
         """Return whether another node knows more of a subscription."""
-        account = account_of(plan.uid, plan.organization or plan.login)
-        known = self.known.get(f"{plan.provider}/{account}")
-        if plan.organization is None:
-            known = self._of_login(plan.provider, plan.login, plan.uid) or known
-        return known is None or plan.heard_at > known.heard_at
+        account = account_of(told.uid, told.organization or told.login)
+        known = self.known.get(f"{told.provider}/{account}")
+        if told.organization is None:
+            known = self._of_login(told.provider, told.login, told.uid) or known
+        return known is None or told.heard_at > known.heard_at
 
-    def due(self, ev: e.PlansDue) -> None:
+    def due(self, ev: e.SubscriptionsDue) -> None:
         self._due = None
         self.tell_time(ev.at, ev.time)
         self._zone = ev.time.tzinfo or self._zone  # daylight saving may have begun
         self.look(ev.at)
 
     def _subscription_of(
-        self, told: SeePlan, uid: int | None, run: Run | None
+        self, told: SeeSubscription, uid: int | None, run: Run | None
     ) -> Subscription | None:
         """Return the subscription that a reply is about. Where the organization is not named, the
         credential names it, which may be known to belong to an organization. A session file names
@@ -189,7 +189,12 @@ class Plans:
             self._ctx.changed(run)
 
     def _window_seen(
-        self, found: Subscription, seen: SeenWindow, now: float, run: Run | None, ev: e.PlanSeen
+        self,
+        found: Subscription,
+        seen: SeenWindow,
+        now: float,
+        run: Run | None,
+        ev: e.SubscriptionSeen,
     ) -> None:
         window = found.windows.get(seen.window)
         if window is None:
@@ -241,7 +246,7 @@ class Plans:
             words += f"; banked resets left: {found.banked_resets}"
         self._publish(EventType.PLAN_RESET, found, window, words, "low")
 
-    def _credits_seen(self, found: Subscription, told: SeePlan) -> None:
+    def _credits_seen(self, found: Subscription, told: SeeSubscription) -> None:
         """Note what a reply tells of credits and banked resets, and tell when calls begin to be
         paid by credits."""
         if told.credits is not None:
@@ -269,22 +274,22 @@ class Plans:
             if run is None or not share:
                 continue
             key = f"{found.key}/{window.name}"
-            run.plan_shares[key] = run.plan_shares.get(key, 0.0) + share
+            run.window_shares[key] = run.window_shares.get(key, 0.0) + share
             self._ctx.changed(run)
             self._ctx.used_more(run)
             if window is not found.shorter:
                 continue
             for each in run.lineage:
-                each.plan_present[found.key] = each.plan_present.get(found.key, 0.0) + share
+                each.window_present[found.key] = each.window_present.get(found.key, 0.0) + share
                 each.account.levels[LimitKind.PLAN] = round(
-                    100 * max(each.plan_present.values()), 6
+                    100 * max(each.window_present.values()), 6
                 )
                 self._ctx.changed(each)
             self._limits.enforce(run, at)
 
     # ---- who may call
 
-    def bar(self, run: Run, asked: AdmitCall, at: float) -> PlanBar | None:
+    def bar(self, run: Run, asked: AdmitCall, at: float) -> WindowBar | None:
         """Return why a call has to wait, or is refused."""
         provider = provider_of(asked.api)
         if provider is None or not asked.login:
@@ -302,7 +307,7 @@ class Plans:
         provider = provider_of(api)
         return provider is not None and self._policy(provider).action == "hold"
 
-    def bar_root(self, run: Run, at: float) -> PlanBar | None:
+    def bar_root(self, run: Run, at: float) -> WindowBar | None:
         """Return why a root has to wait: the subscription that its program used last for its user
         has too little left."""
         if not self.known:
@@ -317,7 +322,7 @@ class Plans:
 
     def _bar(
         self, found: Subscription, model: str | None, at: float, *, root: bool = False
-    ) -> PlanBar | None:
+    ) -> WindowBar | None:
         policy = self._policy(found.provider)
         if policy.action == "warn":
             return None
@@ -329,11 +334,11 @@ class Plans:
             return None
         window = max(barring, key=lambda each: each.resets_at or inf)
         keep = policy.kept(window.of_week)
-        return PlanBar(
+        return WindowBar(
             found.key, window, keep, policy.action, self._sentence(window, keep, at), model
         )
 
-    def hold(self, run: Run, bar: PlanBar, at: float) -> None:
+    def hold(self, run: Run, bar: WindowBar, at: float) -> None:
         """Pause a run until the window is reset. It is frozen once none of its calls is under way:
         a program that stands still does not give up, as one would that waits for hours."""
         if run.status not in {Status.RUNNING, Status.PAUSED}:
@@ -348,14 +353,14 @@ class Plans:
         self.freeze_if_idle(run, at)
         self._arm(at)
 
-    def queue(self, root: Run, bar: PlanBar, at: float) -> None:
+    def queue(self, root: Run, bar: WindowBar, at: float) -> None:
         """Let a root wait that was not started."""
         self._note_hold(root, bar, at)
         self._arm(at)
 
-    def _note_hold(self, run: Run, bar: PlanBar, at: float) -> None:
+    def _note_hold(self, run: Run, bar: WindowBar, at: float) -> None:
         used = None if bar.window.used is None else round(100 * bar.window.used, 2)
-        run.plan_hold = PlanHold(
+        run.window_hold = WindowHold(
             bar.subscription, bar.message, used, round(100 * (1 - bar.keep), 2), at, bar.model
         )
         self._held[run.id] = run
@@ -367,7 +372,7 @@ class Plans:
         if not self._held:
             return
         for each in run.lineage:
-            if each.plan_hold is not None and not any(
+            if each.window_hold is not None and not any(
                 below.account.reservations for below in each.subtree()
             ):
                 self._pausing.freeze(each, at)
@@ -392,8 +397,8 @@ class Plans:
             for window in found.windows.values():
                 self._reset_if_over(found, window, self._by_now(at), at)
         self._give_turns(at)
-        for run in [each for each in self._held.values() if each.plan_hold is not None]:
-            hold = run.plan_hold
+        for run in [each for each in self._held.values() if each.window_hold is not None]:
+            hold = run.window_hold
             if hold is not None and hold.goes_on_at is not None and hold.goes_on_at <= at:
                 self._go_on(run, at)
         self._arm(at)
@@ -412,7 +417,7 @@ class Plans:
                 found.status = None
             if window is found.shorter:
                 self._forget_present(found, at)
-            self._ctx.do(c.SavePlan(found))
+            self._ctx.do(c.SaveSubscription(found))
             if rejected or window_used is not None:
                 self._publish(
                     EventType.PLAN_RESET,
@@ -426,9 +431,9 @@ class Plans:
         """What trees have used of the last window counts no more against their `plan` limits, and
         those that wait because of it go on."""
         for run in list(self._ctx.tree):
-            if run.plan_present.pop(found.key, None) is not None:
+            if run.window_present.pop(found.key, None) is not None:
                 run.account.levels[LimitKind.PLAN] = round(
-                    100 * max(run.plan_present.values(), default=0.0), 6
+                    100 * max(run.window_present.values(), default=0.0), 6
                 )
                 self._ctx.changed(run)
                 active = run.limits.get(LimitKind.PLAN)
@@ -450,9 +455,9 @@ class Plans:
     def _give_turns(self, at: float) -> None:
         """Give each run that nothing bars any more its turn, and take it from those that are barred
         again."""
-        free: dict[str, list[tuple[Run, PlanHold]]] = {}
+        free: dict[str, list[tuple[Run, WindowHold]]] = {}
         for run in self._held.values():
-            hold = run.plan_hold
+            hold = run.window_hold
             if hold is None:
                 continue
             found = self.known.get(hold.subscription)
@@ -494,7 +499,7 @@ class Plans:
 
     def _forget(self, run: Run, at: float) -> None:
         """The run waits no more, so the clocks of those above it count again."""
-        run.plan_hold = None
+        run.window_hold = None
         del self._held[run.id]
         for above in run.ancestors:
             if above.status is Status.RUNNING:
@@ -510,14 +515,14 @@ class Plans:
 
     def restore(self, run: Run, at: float) -> None:
         """Continue with a run that an earlier daemon has held."""
-        hold = run.plan_hold
+        hold = run.window_hold
         if hold is not None and run.status in {Status.PAUSED, Status.QUEUED}:
             self._held[run.id] = run
             hold.goes_on_at = None  # of another boot's clock, perhaps
             if run.status is Status.PAUSED:
                 self.freeze_if_idle(run, at)
         else:
-            run.plan_hold = None
+            run.window_hold = None
 
     def _arm(self, at: float) -> None:
         """Have `look` called at the next reset, and the next turn."""
@@ -530,13 +535,13 @@ class Plans:
         turns = [
             hold.goes_on_at
             for run in self._held.values()
-            if (hold := run.plan_hold) is not None and hold.goes_on_at is not None
+            if (hold := run.window_hold) is not None and hold.goes_on_at is not None
         ]
         soon = LOOK_AGAIN_HOLDING if self._held else LOOK_AGAIN
         due = max(at, min(*resets, *turns, at + soon)) if resets or turns else None
         if due is None or self._due is None or due < self._due:
             if due != self._due:
-                self._ctx.do(c.ArmPlans(due))
+                self._ctx.do(c.ArmSubscriptions(due))
             self._due = due
 
     # ---- what is told
@@ -546,10 +551,10 @@ class Plans:
         return [
             run
             for run in self._held.values()
-            if run.plan_hold is not None and run.plan_hold.subscription == found.key
+            if run.window_hold is not None and run.window_hold.subscription == found.key
         ]
 
-    def policy_of(self, found: Subscription) -> PlanPolicy:
+    def policy_of(self, found: Subscription) -> SubscriptionPolicy:
         return self._policy(found.provider)
 
     def watched(self, at: float) -> Mapping[Key, tuple[Measure, str]]:
@@ -578,8 +583,8 @@ class Plans:
         )
         return Measure(round(used, 4), 1.0, above), words
 
-    def _policy(self, provider: str) -> PlanPolicy:
-        return self._ctx.policy.plans.get(provider, NOTHING_KEPT)
+    def _policy(self, provider: str) -> SubscriptionPolicy:
+        return self._ctx.policy.subscriptions.get(provider, NOTHING_KEPT)
 
     def _sentence(self, window: Window, keep: float, at: float | None = None) -> str:
         return sentence(

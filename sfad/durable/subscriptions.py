@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ..core.state.plans import Subscription
+from ..core.state.subscriptions import Subscription
 from ..host.files import UNDECODABLE
 from ..storage.ledger import Ledger
 from .snapshots import RetryingStore
@@ -16,7 +16,7 @@ _KEY = "plan/"
 
 
 @dataclass(frozen=True, slots=True)
-class PlanSpool:
+class SubscriptionSpool:
     """Each subscription is saved as `plan/PROVIDER/ACCOUNT`."""
 
     store: RetryingStore
@@ -38,8 +38,8 @@ class PlanSpool:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanBooks:
-    spool: PlanSpool
+class SubscriptionBooks:
+    spool: SubscriptionSpool
     ledger: Ledger
     trouble: Callable[[str], None]
 

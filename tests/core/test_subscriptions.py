@@ -16,7 +16,8 @@ from msgspec.structs import replace
 from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.life.pausing import REPLY_OUTLIVES
-from sfad.core.state.plans import (
+from sfad.core.state.policy import SubscriptionPolicy
+from sfad.core.state.subscriptions import (
     AFTER_RESET,
     CLOCKS_DIFFER,
     SPREAD,
@@ -27,9 +28,8 @@ from sfad.core.state.plans import (
     clock,
     spread,
 )
-from sfad.core.state.policy import PlanPolicy
-from sfad.protocol.requests.gateway import CallDecision, SeePlan
-from sfad.protocol.requests.plans import SeenWindow
+from sfad.protocol.requests.gateway import CallDecision, SeeSubscription
+from sfad.protocol.requests.subscriptions import SeenWindow
 from sfad.protocol.types import LimitKind, RunId, Status
 from tests.core.transcript import ANN, BOB, NOON, Transcript, use
 from tests.tiers import examples
@@ -42,8 +42,8 @@ class Plan(Transcript):
     """A transcript in which calls use one subscription of Anthropic's."""
 
     def __init__(self, **plan: Any) -> None:
-        super().__init__(plans={"anthropic": PlanPolicy(**plan)}, call_wait=60.0)
-        self.machine.plans.known_before([], self.at, NOON + timedelta(seconds=self.at))
+        super().__init__(subscriptions={"anthropic": SubscriptionPolicy(**plan)}, call_wait=60.0)
+        self.machine.subscriptions.known_before([], self.at, NOON + timedelta(seconds=self.at))
 
     def asks(self, run: RunId, model: str = "claude-sonnet", login: str = "login") -> e.CallAsked:
         return self.call(run, 10, api="anthropic", login=login, model=model)
@@ -56,7 +56,7 @@ class Plan(Transcript):
     def seen(
         self, run: RunId, used: float | None, *, window: str = "5h", left: float | None = HOUR,
         rejected: bool = False, login: str = "login", uid: int | None = ANN.uid,
-    ) -> e.PlanSeen:  # fmt: skip
+    ) -> e.SubscriptionSeen:  # fmt: skip
         """A reply tells of a window that is reset in `left` seconds, or says nothing of its
         reset."""
         now = NOON + timedelta(seconds=self.at)
@@ -78,8 +78,8 @@ class Plan(Transcript):
         login: str = "login",
         uid: int | None = ANN.uid,
         **more: Any,
-    ) -> e.PlanSeen:
-        told = SeePlan(
+    ) -> e.SubscriptionSeen:
+        told = SeeSubscription(
             id=0,
             run=run,
             provider="anthropic",
@@ -88,10 +88,10 @@ class Plan(Transcript):
             windows=windows,
             **more,
         )
-        return e.PlanSeen(self.at, time, told, uid)
+        return e.SubscriptionSeen(self.at, time, told, uid)
 
-    def due(self) -> e.PlansDue:
-        return e.PlansDue(self.at, NOON + timedelta(seconds=self.at))
+    def due(self) -> e.SubscriptionsDue:
+        return e.SubscriptionsDue(self.at, NOON + timedelta(seconds=self.at))
 
     def ended(self, call: e.CallAsked, cost: float = 0.01) -> e.CallSettled:
         name, _ = self.admission(call)
@@ -148,7 +148,7 @@ def test_a_call_at_the_bound_waits_for_the_reset_and_goes_on_by_itself() -> None
     t.later(1 + AFTER_RESET)
     told = t.go(t.due())
     assert t.told(told, "plan_reset")
-    assert t.machine.plans.known[KEY].windows["5h"].used is None, "unknown, and not 0"
+    assert t.machine.subscriptions.known[KEY].windows["5h"].used is None, "unknown, and not 0"
     assert t.run(a).status is Status.RUNNING
     assert not t.answered(second), (
         "it stood still for long: if it has given the call up, it hangs up now"
@@ -190,13 +190,13 @@ def test_after_a_rejection_only_warn_lets_calls_through(action: str) -> None:
     t.go(call)
     assert t.answered(call) == (action == "warn")
     if action == "warn":
-        assert t.machine.plans.known[KEY].windows["5h"].full, "it is told all the same"
+        assert t.machine.subscriptions.known[KEY].windows["5h"].full, "it is told all the same"
     t.later(HOUR + AFTER_RESET)
     t.go(t.due())
     again = t.asks(a)
     t.go(again)
     assert t.answered(again)
-    assert t.machine.plans.known[KEY].status != "rejected"
+    assert t.machine.subscriptions.known[KEY].status != "rejected"
 
 
 def test_a_rejection_without_a_reset_holds_for_a_while() -> None:
@@ -241,7 +241,9 @@ def test_new_roots_of_a_program_that_uses_the_subscription_queue() -> None:
     assert b.status is Status.QUEUED
     assert b.shown_reason is not None
     assert "90 % used" in b.shown_reason.message
-    assert [run.id for run in t.machine.plans.held_by(t.machine.plans.known[KEY])] == [b.id]
+    assert [
+        run.id for run in t.machine.subscriptions.held_by(t.machine.subscriptions.known[KEY])
+    ] == [b.id]
     t.go(t.spawn("other", argv=("codex", "exec")))
     (other,) = [run for run in t.machine.tree if run.name == "other"]
     assert other.status is Status.ACCEPTED, "another program may use another account"
@@ -264,7 +266,7 @@ def test_a_root_that_waits_for_a_slot_waits_for_the_reset_too() -> None:
     t.go(t.seen(a, 0.9))
     t.go(t.exited(a))
     assert b.status is Status.QUEUED
-    assert b.plan_hold is not None
+    assert b.window_hold is not None
 
 
 def test_a_person_may_pause_what_waits_and_cannot_hurry_it() -> None:
@@ -310,7 +312,7 @@ def test_what_one_users_replies_tell_holds_no_run_of_another() -> None:
     for call in calls:
         t.go(call)
     assert [t.answered(call) for call in calls] == [True, False]
-    (known,) = [each for each in t.machine.plans.known.values() if each.uid == ANN.uid]
+    (known,) = [each for each in t.machine.subscriptions.known.values() if each.uid == ANN.uid]
     assert (known.windows["5h"].used, known.uids) == (0.1, [ANN.uid])
     t.go(t.spawn("c", argv=("x",)))
     (root,) = [run for run in t.machine.tree if run.name == "c"]
@@ -339,8 +341,8 @@ def test_a_call_to_a_server_that_is_not_believed_waits_for_no_window() -> None:
 def test_an_account_that_was_saved_before_accounts_had_users_is_forgotten() -> None:
     t = Plan()
     saved = [Subscription("anthropic", "old"), Subscription("anthropic", "new", ANN.uid)]
-    t.machine.plans.known_before(saved, t.at, NOON)
-    assert list(t.machine.plans.known) == ["anthropic/new"]
+    t.machine.subscriptions.known_before(saved, t.at, NOON)
+    assert list(t.machine.subscriptions.known) == ["anthropic/new"]
 
 
 def test_less_kept_lets_go_on() -> None:
@@ -352,7 +354,10 @@ def test_less_kept_lets_go_on() -> None:
     assert not t.answered(call)
     t.go(
         e.Reconfigured(
-            t.at, dataclass_replace(t.machine.policy, plans={"anthropic": PlanPolicy(keep=0.3)})
+            t.at,
+            dataclass_replace(
+                t.machine.policy, subscriptions={"anthropic": SubscriptionPolicy(keep=0.3)}
+            ),
         )
     )
     assert t.answered(call)
@@ -368,7 +373,7 @@ def test_growth_is_divided_by_cost_and_a_tree_has_a_limit_of_it() -> None:
         t.go(t.seen(run, 0.10))
         t.go(t.ended(call, cost))
     t.go(t.seen(b, 0.20))
-    shares = {run: t.run(run).plan_shares[f"{KEY}/5h"] for run in (a, b)}
+    shares = {run: t.run(run).window_shares[f"{KEY}/5h"] for run in (a, b)}
     assert shares[a] == pytest.approx(0.075, rel=1e-3)
     assert sum(shares.values()) == pytest.approx(0.10)
     assert t.run(a).account.used(LimitKind.PLAN) == pytest.approx(7.5, rel=1e-3)
@@ -389,11 +394,11 @@ def test_a_limit_of_a_tree_counts_its_descendants_and_begins_again_after_the_res
     t.go(t.seen(b, 0.0, left=60))
     t.go(t.seen(b, 0.4, left=60))
     assert t.run(a).account.used(LimitKind.PLAN) == pytest.approx(40)
-    assert not t.run(a).plan_shares, "its own share is another thing"
+    assert not t.run(a).window_shares, "its own share is another thing"
     t.later(60 + AFTER_RESET)
     t.go(t.due())
     assert t.run(a).account.used(LimitKind.PLAN) == 0
-    assert t.run(b).plan_shares[f"{KEY}/5h"] == pytest.approx(0.4)
+    assert t.run(b).window_shares[f"{KEY}/5h"] == pytest.approx(0.4)
 
 
 def over_its_limit(t: Plan, limits: str = "plan=10:pause", left: float = 60) -> RunId:
@@ -487,7 +492,7 @@ def test_a_renewed_credential_is_of_the_same_account_once_a_reply_says_so() -> N
     second = t.asks(b, login="renewed")
     t.go(second)
     assert not t.answered(second)
-    assert len(t.machine.plans.known) == 1
+    assert len(t.machine.subscriptions.known) == 1
 
 
 @given(
@@ -515,10 +520,10 @@ def test_a_reply_that_was_overtaken_is_no_news() -> None:
     t.later(1)
     t.go(t.seen(b, 0.14))
     t.go(t.seen(b, 0.20))
-    window = t.machine.plans.known[KEY].windows["5h"]
+    window = t.machine.subscriptions.known[KEY].windows["5h"]
     assert window.used == 0.2
-    assert sum(t.run(a).plan_shares.values()) == pytest.approx(0.1)
-    assert not t.run(b).plan_shares
+    assert sum(t.run(a).window_shares.values()) == pytest.approx(0.1)
+    assert not t.run(b).window_shares
     t.go(t.seen(a, 0.2, rejected=True))
     t.later(1)
     t.go(t.seen(b, 0.2))
@@ -757,7 +762,7 @@ def test_no_call_above_the_bound_and_no_share_above_the_growth(
         check(before)
         shares = Counter[str]()
         for run in runs:
-            shares.update(t.run(run).plan_shares)
+            shares.update(t.run(run).window_shares)
         assert sum(shares.values()) <= grown + 1e-9
 
 
@@ -769,10 +774,10 @@ def test_a_reply_that_comes_after_the_reset_is_not_divided_once_more() -> None:
     t.later(11)
     t.go(t.due())
     t.go(t.seen(a, 0.40, left=-1))
-    assert t.run(a).plan_shares[f"{KEY}/5h"] == pytest.approx(0.2)
+    assert t.run(a).window_shares[f"{KEY}/5h"] == pytest.approx(0.2)
     t.go(t.seen(a, 0.05, left=100))
     t.go(t.seen(a, 0.40, left=-1))
-    (known,) = t.machine.plans.known.values()
+    (known,) = t.machine.subscriptions.known.values()
     assert known.windows["5h"].used == 0.05, "what is known of the next window stays"
 
 
@@ -790,9 +795,9 @@ def test_a_reply_of_before_the_reset_that_the_gateway_tells_after_it_is_not_divi
     t.go(t.due())
     late = SeenWindow(window="5h", used_ratio=0.40, resets_at=ends)
     t.go(t.tells(a, before, [late], organization="org"))
-    assert t.run(a).plan_shares[f"{KEY}/5h"] == pytest.approx(0.2)
+    assert t.run(a).window_shares[f"{KEY}/5h"] == pytest.approx(0.2)
     t.go(t.seen(a, 0.05, left=100))
-    assert t.run(a).plan_shares[f"{KEY}/5h"] == pytest.approx(0.25)
+    assert t.run(a).window_shares[f"{KEY}/5h"] == pytest.approx(0.25)
 
 
 def test_what_another_node_tells_is_nobodys_share_and_no_older_news() -> None:
@@ -802,16 +807,16 @@ def test_what_another_node_tells_is_nobodys_share_and_no_older_news() -> None:
     other.later(60)
     t.later(60)
     other.go(other.seen(there, 0.60))
-    (plan,) = (each.shared() for each in other.machine.plans.known.values())
-    assert t.machine.plans.is_news(plan)
+    (plan,) = (each.shared() for each in other.machine.subscriptions.known.values())
+    assert t.machine.subscriptions.is_news(plan)
     time = datetime.fromtimestamp(plan.heard_at, UTC)
     t.go(
         t.tells(
             "", time, plan.windows, login=plan.login, organization=plan.organization, uid=plan.uid
         )
     )
-    assert not t.machine.plans.is_news(plan)
-    assert not t.run(a).plan_shares
+    assert not t.machine.subscriptions.is_news(plan)
+    assert not t.run(a).window_shares
     call = t.asks(a)
     t.go(call)
     assert not t.answered(call), "the window is used by other nodes beyond what agents may"
@@ -823,7 +828,7 @@ def test_a_reset_that_no_window_can_have_is_not_believed(left: float, *, rejecte
     t = Plan(keep=0.2)
     a = t.start("a")
     t.go(t.seen(a, 0.9, left=left, rejected=rejected))
-    known = t.machine.plans.known[KEY].windows["5h"]
+    known = t.machine.subscriptions.known[KEY].windows["5h"]
     assert known.resets_at in (None, (NOON + timedelta(seconds=t.at)).timestamp() + 60)
     again = t.seen(a, 0.95, rejected=rejected)
     t.go(replace(again, told=replace(again.told, retry_after=9e11)))
@@ -855,7 +860,7 @@ def test_a_reset_that_no_window_can_have_is_forgotten_if_it_was_saved() -> None:
     t = Plan(keep=0.2)
     a = t.start("a")
     t.go(t.seen(a, 0.9))
-    known = t.machine.plans.known[KEY].windows["5h"]
+    known = t.machine.subscriptions.known[KEY].windows["5h"]
     known.resets_at = 9e11
     t.go(t.due())
     assert known.used is None
@@ -875,10 +880,10 @@ def test_what_was_heard_before_a_wrong_clock_was_set_hides_no_news() -> None:
     ahead = later.time + timedelta(days=3650)
     t.go(replace(t.due(), time=ahead))
     t.go(replace(later, time=ahead))
-    assert t.machine.plans.known[KEY].heard_at == ahead.timestamp()
+    assert t.machine.subscriptions.known[KEY].heard_at == ahead.timestamp()
     t.go(t.due())
     t.go(t.seen(a, 0.9))
-    assert t.machine.plans.known[KEY].windows["5h"].used == 0.9
+    assert t.machine.subscriptions.known[KEY].windows["5h"].used == 0.9
     call = t.asks(a)
     t.go(call)
     assert not t.answered(call)

@@ -11,10 +11,10 @@ import pytest
 import trio
 
 from sfad.agents.program import digest
-from sfad.gateway.plan_reading import login_of, place_of, seen_plan
+from sfad.gateway.subscription_reading import login_of, place_of, seen_subscription
 from sfad.gateway.upstreams import Upstream
-from sfad.protocol.requests.gateway import SeePlan
-from sfad.protocol.requests.plans import SeenWindow
+from sfad.protocol.requests.gateway import SeeSubscription
+from sfad.protocol.requests.subscriptions import SeenWindow
 from tests.gateway.scripted import Provider, ScriptedDaemon, house, post, reply, saying
 from tests.harness import until
 
@@ -43,16 +43,16 @@ CODEX = {
 NOW = 1_700_000_000.0
 
 
-def anthropic(changes: dict[str, str], status: int = 200) -> SeePlan | None:
+def anthropic(changes: dict[str, str], status: int = 200) -> SeeSubscription | None:
     headers = {name: value for name, value in (ANTHROPIC | changes).items() if value}
-    return seen_plan("anthropic", "a1", "login", headers, status, b"", NOW)
+    return seen_subscription("anthropic", "a1", "login", headers, status, b"", NOW)
 
 
 def codex(
     changes: dict[str, str], error: dict[str, object] | None = None, status: int = 429
-) -> SeePlan | None:
+) -> SeeSubscription | None:
     body = b"" if error is None else json.dumps({"error": error}).encode()
-    return seen_plan("openai", "a1", "login", CODEX | changes, status, body, NOW)
+    return seen_subscription("openai", "a1", "login", CODEX | changes, status, body, NOW)
 
 
 def test_windows_of_anthropic() -> None:
@@ -177,7 +177,7 @@ def test_which_window_of_codex_refuses(
 
 
 def test_a_refusal_without_windows_is_of_the_one_that_can_end_then() -> None:
-    seen = seen_plan(
+    seen = seen_subscription(
         "openai", "a1", "login", {}, 429,
         b'{"error": {"type": "usage_limit_reached", "resets_in_seconds": 529498}}', NOW,
     )  # fmt: skip
@@ -194,7 +194,7 @@ def test_a_plan_with_one_window_has_no_other() -> None:
         "x-codex-secondary-reset-after-seconds": "0",
         "x-codex-secondary-reset-at": "",
     }
-    seen = seen_plan("openai", "a1", "login", alone, 200, b"", NOW)
+    seen = seen_subscription("openai", "a1", "login", alone, 200, b"", NOW)
     assert seen is not None
     assert seen.windows == [SeenWindow(window="primary", used_ratio=0.12, seconds=604_800.0)]
 
@@ -228,7 +228,7 @@ def test_credits_of_anthropic() -> None:
 
 def test_replies_of_an_api_key_tell_of_no_subscription() -> None:
     assert (
-        seen_plan(
+        seen_subscription(
             "anthropic",
             "a1",
             "login",
@@ -240,7 +240,9 @@ def test_replies_of_an_api_key_tell_of_no_subscription() -> None:
         is None
     )
     assert (
-        seen_plan("openai", "a1", "login", {"x-ratelimit-remaining-requests": "9"}, 429, b"{}", NOW)
+        seen_subscription(
+            "openai", "a1", "login", {"x-ratelimit-remaining-requests": "9"}, 429, b"{}", NOW
+        )
         is None
     )
 
@@ -274,7 +276,7 @@ def test_no_number_beyond_the_calendar_is_passed_on(far: str) -> None:
 @pytest.mark.parametrize("far", ["1e12", "1e300", "-1", '"soon"', "null"])
 def test_no_refusal_tells_a_reset_beyond_the_calendar(field: str, far: str) -> None:
     body = f'{{"error": {{"type": "usage_limit_reached", "{field}": {far}}}}}'.encode()
-    seen = seen_plan("openai", "a1", "login", {}, 429, body, NOW)
+    seen = seen_subscription("openai", "a1", "login", {}, 429, body, NOW)
     assert seen is not None
     assert [each.resets_at for each in seen.windows] == [None]
 
@@ -293,7 +295,7 @@ def test_a_refusal_of_codex_without_headers() -> None:
     body = json.dumps(
         {"error": {"type": "usage_limit_reached", "plan_type": "plus", "resets_in_seconds": 60}}
     ).encode()
-    seen = seen_plan("openai", "a1", "login", {}, 429, body, NOW)
+    seen = seen_subscription("openai", "a1", "login", {}, 429, body, NOW)
     assert seen is not None
     assert (seen.status, seen.plan_type) == ("rejected", "plus")
     assert seen.windows == [SeenWindow(window="primary", resets_at=NOW + 60, rejected=True)]
@@ -304,7 +306,7 @@ def test_a_refusal_of_codex_without_headers() -> None:
 )
 def test_junk_in_a_refusal_of_codex_is_no_reset(more: str) -> None:
     body = f'{{"error": {{"type": "usage_limit_reached", {more}}}}}'.encode()
-    seen = seen_plan(
+    seen = seen_subscription(
         "openai", "a1", "login", {"x-codex-primary-used-percent": "100"}, 429, body, NOW
     )
     assert seen is not None

@@ -13,13 +13,13 @@ from .base import Reply, Request
 Provider = Literal["anthropic", "openai"]
 
 
-class Plans(Request, tag="plans"):
-    """Return the accounts whose windows are known. Answered by `PlanList`."""
+class ListSubscriptions(Request, tag="plans"):
+    """Return the accounts whose windows are known. Answered by `SubscriptionList`."""
 
     repeats = 1
 
 
-class PlanWindow(Struct, frozen=True, kw_only=True):
+class WindowInfo(Struct, frozen=True, kw_only=True):
     """One window of an account, as it was heard of last."""
 
     window: str
@@ -37,7 +37,7 @@ class PlanWindow(Struct, frozen=True, kw_only=True):
     told."""
 
 
-class PlanAccount(Struct, frozen=True, kw_only=True):
+class SubscriptionInfo(Struct, frozen=True, kw_only=True):
     account: str
     """A hash of the organization, or of the credential, and the user."""
     provider: Provider
@@ -49,7 +49,7 @@ class PlanAccount(Struct, frozen=True, kw_only=True):
     action: Literal["hold", "refuse", "warn"]
     """What happens to calls beyond what agents may use."""
     heard_at: datetime
-    windows: list[PlanWindow]
+    windows: list[WindowInfo]
     on_credits: bool | None = None
     """Whether credits paid for the last call, because a window is used up. `None`: no reply told of
     credits, as with the next two."""
@@ -61,8 +61,8 @@ class PlanAccount(Struct, frozen=True, kw_only=True):
     """Runs in the caller's scope that wait for a reset: paused between two calls, or queued."""
 
 
-class PlanList(Reply, tag="plan_list"):
-    accounts: list[PlanAccount]
+class SubscriptionList(Reply, tag="plan_list"):
+    accounts: list[SubscriptionInfo]
 
 
 class SeenWindow(Struct, frozen=True, kw_only=True):
