@@ -13,19 +13,12 @@ from msgspec import UNSET
 
 from ..core.life.lifecycle import severity_of_end
 from ..host.tasks import Background
+from ..processes.contained_commands import CommandResult, ContainedCommand, ContainedCommands
 from ..protocol.messages import OnEndState
 from ..protocol.types import Event, Isolation, RunId, RunInfo
 from ..runs.live import OnEnd
 from .fair_queue import FairQueue
-from .processes import (
-    ContainedCommand,
-    ContainedCommands,
-    HookLabel,
-    HookReports,
-    HookResult,
-    event_json,
-    event_variables,
-)
+from .reports import HookLabel, HookReports, event_json, event_variables
 
 TIMEOUT = 30.0
 """Seconds that one may take."""
@@ -89,13 +82,13 @@ class EndHooks:
             self._idle.unpark_all()
         self._start()
 
-    async def _execute(self, hook: OnEnd, event: Event, scope: trio.CancelScope) -> HookResult:
+    async def _execute(self, hook: OnEnd, event: Event, scope: trio.CancelScope) -> CommandResult:
         argv = [b"/bin/sh", b"-c", hook.command.encode(errors="surrogateescape")]
         env = [*hook.env, *event_variables(event, self.socket)]
         try:
             sandbox = self.sandbox_of(hook.isolation) if hook.isolation is not None else None
         except OSError as error:
-            return HookResult(f"not started: {error}", ok=False, output=b"", elapsed_s=0.0)
+            return CommandResult(f"not started: {error}", ok=False, output=b"", elapsed_s=0.0)
         command = ContainedCommand(
             argv, hook.cwd, env, event_json(event), TIMEOUT, hook.user, sandbox
         )

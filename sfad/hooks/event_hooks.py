@@ -19,19 +19,12 @@ import trio
 from ..config import Hook
 from ..core.context import MAX_EVENTS, EventRate
 from ..host.tasks import Background
+from ..processes.contained_commands import CommandResult, ContainedCommand, ContainedCommands
 from ..protocol.event_types import HOOK_TYPES
 from ..protocol.messages import HookState
 from ..protocol.types import SEVERITIES, Event, RunId
 from .fair_queue import FairQueue
-from .processes import (
-    ContainedCommand,
-    ContainedCommands,
-    HookLabel,
-    HookReports,
-    HookResult,
-    event_json,
-    event_variables,
-)
+from .reports import HookLabel, HookReports, event_json, event_variables
 
 # ---- Whether the program of a hook can be executed, and whether only its user and root can change
 # it
@@ -235,7 +228,7 @@ class EventHooks:
             self._idle.unpark_all()
         self._start()
 
-    async def _execute(self, config: Hook, event: Event, scope: trio.CancelScope) -> HookResult:
+    async def _execute(self, config: Hook, event: Event, scope: trio.CancelScope) -> CommandResult:
         path = next(
             (
                 item[5:].decode(errors="surrogateescape")
@@ -246,7 +239,7 @@ class EventHooks:
         )
         trouble = program_trouble(config.command, path)
         if trouble is not None:
-            return HookResult(f"not started: {trouble}", ok=False, output=b"", elapsed_s=0.0)
+            return CommandResult(f"not started: {trouble}", ok=False, output=b"", elapsed_s=0.0)
         env = [*self.env, *event_variables(event, self.socket)]
         argv = [word.encode(errors="surrogateescape") for word in config.command]
         command = ContainedCommand(argv, b"/", env, event_json(event), config.timeout)
@@ -256,7 +249,7 @@ class EventHooks:
         """Return the types of events that start a hook. Raises `KeyError`."""
         return [each for each in HOOK_TYPES if self._hooks[name].wants_type(each)]
 
-    async def test(self, name: str, event: Event) -> HookResult | None:
+    async def test(self, name: str, event: Event) -> CommandResult | None:
         """Execute a hook for an invented event; `None` if too many tests of it run already. Raises
         `KeyError`."""
         hook = self._hooks[name]

@@ -8,6 +8,8 @@
 `executed_files` which agent program a process executes, whatever its command line says
 `sweep`            kills what a dead daemon left
 
+`contained_commands` executes commands that are not runs, such as hooks and the daemon's own git
+
 `contain`          keeps the processes of a run together: by cgroups, or by tags
 `watch`            reads what trampolines report, reaps, and notices that a run is empty
 `launched_runs`    the runs from their first launch to their release, and which run carries which

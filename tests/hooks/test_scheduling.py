@@ -14,15 +14,16 @@ from sfad.config import Hook
 from sfad.core.context import MAX_EVENTS, WINDOW
 from sfad.hooks.end_hooks import AT_ONCE, AT_ONCE_IN_ALL, AT_ONCE_RESERVED, EndHooks
 from sfad.hooks.event_hooks import WAITING, EventHooks
-from sfad.hooks.processes import ContainedCommand, ContainedCommands, HookReports, HookResult
+from sfad.hooks.reports import HookReports
 from sfad.host.log import Log
 from sfad.host.metrics import Counts
 from sfad.host.tasks import Background
+from sfad.processes.contained_commands import CommandResult, ContainedCommand, ContainedCommands
 from sfad.protocol.types import Event, RunId, Severity, Status
 from sfad.runs.live import OnEnd
 from tests.ledger.samples import run as ended_run
 
-TRUE = HookResult("exit code 0", ok=True, output=b"", elapsed_s=0.0)
+TRUE = CommandResult("exit code 0", ok=True, output=b"", elapsed_s=0.0)
 
 
 class Commands:
@@ -37,7 +38,7 @@ class Commands:
 
     async def run(
         self, command: ContainedCommand, stop: trio.CancelScope, *, operators: bool
-    ) -> HookResult:
+    ) -> CommandResult:
         assert operators == (command.argv[1] != b"-c")
         self.running.append(command)
         try:

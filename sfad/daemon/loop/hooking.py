@@ -13,9 +13,10 @@ from ...core.state.access import EVERYTHING, Peer
 from ...durable.saved import kept_variables
 from ...hooks.end_hooks import EndHooks
 from ...hooks.event_hooks import EventHooks
-from ...hooks.processes import ContainedCommands, HookReports
+from ...hooks.reports import HookReports
 from ...host.clock import wall_clock
 from ...host.tasks import Background
+from ...processes.contained_commands import ContainedCommands
 from ...protocol.messages import Events
 from ...protocol.types import Event, RunId, RunInfo
 from ...runs.catalogue import RunCatalogue

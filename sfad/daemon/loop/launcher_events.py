@@ -12,9 +12,9 @@ from ...core.state.run import Run
 from ...core.state.tree import Tree
 from ...core.state.vocabulary import Timer
 from ...durable.adoption import StoredPidfds
-from ...hooks.processes import ContainedCommands
 from ...host.clock import Timers, wall_clock
 from ...host.tasks import Background
+from ...processes.contained_commands import ContainedCommands
 from ...protocol.types import RunId
 from ...usage.metering import Metering
 from ...usage.pricing import PRICES_WAIT

@@ -12,8 +12,8 @@ import trio
 from msgspec import Struct
 
 from ...git import LOCAL
-from ...hooks.processes import ContainedCommand, ContainedCommands
 from ...host.tasks import in_thread
+from ...processes.contained_commands import ContainedCommand, ContainedCommands
 from ...processes.credentials import Credentials
 from ...processes.helper import ANSWER
 from ...processes.shipping import pack_words, step_words

@@ -18,7 +18,7 @@ from ...agents.registered import Registered
 from ...core.state.naming import derive_name
 from ...core.state.policy import Invalid
 from ...git import LOCAL
-from ...hooks.processes import ContainedCommand, ContainedCommands
+from ...processes.contained_commands import ContainedCommand, ContainedCommands
 from ...processes.credentials import Credentials
 from ...processes.helper import ANSWER
 from ...processes.worktree import look_words, step_words

@@ -14,10 +14,11 @@ from ....core.state.access import EVERYTHING
 from ....core.state.alerts import subject_of
 from ....core.state.budgets import Budget, to_usd
 from ....core.state.quotas import QuotaUse
-from ....hooks.processes import OUTPUT, HookResult
+from ....hooks.reports import OUTPUT
 from ....host import systemd
 from ....host.clock import wall_clock
 from ....host.probe import user_name
+from ....processes.contained_commands import CommandResult
 from ....protocol.messages import (
     AgentList,
     Agents,
@@ -267,7 +268,7 @@ def test_hook(asker: Asker, request: TryHook) -> None:
             f"{event!r} does not start hook '{request.name}'; its 'on' matches: {', '.join(types)}"
         )
 
-    async def execute() -> HookResult:
+    async def execute() -> CommandResult:
         result = await hooking.on_events.test(request.name, hooking.test_event(event))
         if result is None:
             raise unavailable(
@@ -275,7 +276,7 @@ def test_hook(asker: Asker, request: TryHook) -> None:
             )
         return result
 
-    def reply(result: HookResult) -> HookTested:
+    def reply(result: CommandResult) -> HookTested:
         output = clean(result.output)[-OUTPUT:]
         return HookTested(
             id=asker.id, how=result.how, ok=result.ok, output=output, elapsed_s=result.elapsed_s

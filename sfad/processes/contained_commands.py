@@ -8,34 +8,26 @@ The launcher contains each as it does a run, under a name that is not the id of 
 
 import os
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-import msgspec
 import trio
 
 from ..core import events as e
 from ..core.state.vocabulary import signal_name
-from ..host.log import Log
-from ..host.metrics import Counts
-from ..processes.credentials import Credentials
-from ..processes.launcher import UNBOUND, Bounds, Launcher, LaunchSpec
-from ..protocol.event_types import EventType
-from ..protocol.redaction import redacted_end, redacted_object
-from ..protocol.sanitise import clean
-from ..protocol.types import Event, RunId, Severity
+from ..protocol.types import RunId
+from .credentials import Credentials
+from .launcher import UNBOUND, Bounds, Launcher, LaunchSpec
 
-OUTPUT = 4096
-"""Characters that are shown of what a hook prints: the last ones, where the error is."""
-KEPT = 4 * OUTPUT
-"""Bytes that are kept of it: a secret that is shown in part is found by its beginning."""
+KEPT = 16 << 10
+"""Bytes that are kept of what a command prints: the last ones, where the error is."""
 
 BOUNDS = Bounds(memory=512 << 20, pids=64)
 """Where the kernel enforces them."""
 
 KILL_WAIT = 30.0
-"""Seconds that the daemon waits for the end of a killed hook before it is left to the launcher,
+"""Seconds that the daemon waits for the end of a killed command before it is left to the launcher,
 which goes on killing."""
 
 
@@ -53,7 +45,7 @@ class ContainedCommand:
 
 
 @dataclass(frozen=True, slots=True)
-class HookResult:
+class CommandResult:
     how: str
     """How it ended, in words: `exit code 0`."""
     ok: bool
@@ -79,7 +71,7 @@ class ContainedCommands:
         self._processes: dict[RunId, _Process] = {}
         self._operators: set[RunId] = set()
         self._prefix = f"hook-{secrets.token_hex(4)}"
-        """Of the names of this daemon's hooks: those that an earlier daemon could not kill have
+        """Of the names of this daemon's commands: those that an earlier daemon could not kill have
         another."""
         self._last = 0
         self._resting = False
@@ -89,11 +81,11 @@ class ContainedCommands:
         return name in self._processes
 
     def is_operators(self, name: RunId | None) -> bool:
-        """Return whether that is a hook of the config, which acts for the operator."""
+        """Return whether that is a command of the config, which acts for the operator."""
         return name in self._operators
 
     def arrived(self, event: e.OfRun) -> None:
-        """Take what the launcher tells of a hook."""
+        """Take what the launcher tells of a command."""
         process = self._processes[event.run]
         match event:
             case e.LaunchFailed():
@@ -114,11 +106,11 @@ class ContainedCommands:
 
     async def run(
         self, command: ContainedCommand, stop: trio.CancelScope, *, operators: bool
-    ) -> HookResult:
+    ) -> CommandResult:
         """Execute a command, and return when nothing of it is alive. Cancel `stop` to end it
         early."""
         if self._resting:
-            return HookResult(
+            return CommandResult(
                 "not started: the daemon ends, or is replaced", ok=False, output=b"", elapsed_s=0.0
             )
         self._last += 1
@@ -135,7 +127,7 @@ class ContainedCommands:
                 try:
                     output = self._launch(name, command, stack)
                 except OSError as error:
-                    return HookResult(
+                    return CommandResult(
                         f"not started: {error.strerror}", ok=False, output=b"", elapsed_s=0.0
                     )
                 try:
@@ -149,7 +141,7 @@ class ContainedCommands:
             else:
                 process.left = True
             self._ended.unpark_all()
-        return HookResult(
+        return CommandResult(
             process.how, process.ok, process.output, round(trio.current_time() - began, 3)
         )
 
@@ -191,7 +183,7 @@ class ContainedCommands:
     async def _supervise(
         self, process: _Process, output: int, timeout: float, stop: trio.CancelScope
     ) -> None:
-        """Wait until the main process has ended, the time is over or the hook is cancelled."""
+        """Wait until the main process has ended, the time is over, or it is cancelled."""
         with trio.move_on_after(timeout) as in_time, stop:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_read, output, process)
@@ -205,7 +197,7 @@ class ContainedCommands:
             )
 
     async def _end(self, name: RunId, process: _Process) -> None:
-        """Kill what is left of the hook."""
+        """Kill what is left of it."""
         how, ok = process.how, process.ok
         with trio.CancelScope(shield=True):
             self._launcher.kill(name)
@@ -246,115 +238,3 @@ def _write_all(descriptor: int, data: bytes) -> None:
     while data:
         data = data[os.write(descriptor, data) :]
     os.lseek(descriptor, 0, os.SEEK_SET)
-
-
-# ---- Counts hooks that end, and tells of those that fail: each time in the log, by an event at
-# most once a minute for each
-# hook of the config, and for each user's commands of `--on-end`.
-
-
-QUIET = 60.0
-"""Seconds between two events about one hook. No event about a hook starts a hook."""
-
-SHOWN = 200
-"""Characters of its output in an event."""
-
-
-@dataclass(frozen=True, slots=True)
-class HookLabel:
-    """How a hook is named in the log and in events."""
-
-    name: str
-    rate_key: str
-    """Of all that share it, one event is told within `QUIET`."""
-    run: RunId | None = None
-    """The event is of this run, so its user is told."""
-
-
-class HookReports:
-    def __init__(
-        self,
-        log: Log,
-        tell: Callable[[EventType, str, Severity, RunId | None], None],
-        counts: Counts,
-    ) -> None:
-        """`tell` announces an event of a run, or of the daemon."""
-        self._log = log
-        self._tell = tell
-        self._counts = counts
-        self._told: dict[str, float] = {}
-
-    def ended(self, hook: HookLabel, result: HookResult, about: str) -> None:
-        self._counts.hook_ended("completed" if result.ok else "failed")
-        output = redacted_end(clean(result.output), OUTPUT).strip()
-        fields = {
-            "hook": hook.name,
-            "about": about,
-            "elapsed_s": result.elapsed_s,
-            "output": output,
-        }
-        if result.ok:
-            self._log.debug("a hook has ended", **fields)
-            return
-        self._log.warning(f"hook {hook.name} failed: {result.how}", **fields)
-        last = output.splitlines()[-1][:SHOWN] if output else ""
-        self._tell_sometimes(
-            hook,
-            f"hook {hook.name} failed for {about}: {result.how}" + (f": {last}" if last else ""),
-        )
-
-    def dropped(self, hook: HookLabel, about: str, why: str) -> None:
-        self._counts.hook_ended("dropped")
-        self._log.warning(
-            f"hook {hook.name} is not started for an event: {why}", hook=hook.name, about=about
-        )
-        self._tell_sometimes(
-            hook, f"hook {hook.name} is not started for each event: {why}, beginning with {about}"
-        )
-
-    def _tell_sometimes(self, hook: HookLabel, message: str) -> None:
-        now = trio.current_time()
-        self._told = {name: at for name, at in self._told.items() if now < at + QUIET}
-        if hook.rate_key not in self._told:
-            self._told[hook.rate_key] = now
-            self._tell(EventType.HOOK_FAILED, message, "medium", hook.run)
-
-
-# ---- What a hook is given: the event as JSON on stdin, and few variables. It gets neither the
-# daemon's keys nor those of a
-# run.
-
-
-_VALUE = 2000
-"""Characters of a variable."""
-
-
-def event_json(event: Event) -> bytes:
-    return msgspec.json.encode(redacted_object(msgspec.to_builtins(event))) + b"\n"
-
-
-def event_variables(event: Event, socket: str) -> list[bytes]:
-    shown = redacted_object(msgspec.to_builtins(event))
-    names = {"agent_name": "NAME"}
-    fields = (
-        "type",
-        "severity",
-        "time",
-        "seq",
-        "run_id",
-        "root_id",
-        "agent_name",
-        "user",
-        "message",
-        "state",
-    )
-    told = {
-        f"SFAD_EVENT_{names.get(field, field.upper())}": _one_line(shown.get(field, ""))
-        for field in fields
-    }
-    return [f"{key}={value}".encode() for key, value in ({"SFAD_SOCKET": socket} | told).items()]
-
-
-def _one_line(value: object) -> str:
-    text = str(value if value is not None else "")[:_VALUE]
-    return "".join(letter if letter.isprintable() else " " for letter in text)
