@@ -24,7 +24,7 @@ from .host import systemd
 from .host.clock import Timers
 from .host.socket_file import PathError
 from .host.state_dir import claim_instance, lock_state_dir
-from .host.tasks import LoopTurns
+from .host.tasks import LoopRounds
 from .install import Installer, InstallError
 from .install_console import ConsoleInstaller
 from .processes.contain.cgroup.controllers import release_unit
@@ -329,7 +329,7 @@ def _die_if_elsewhere(where: DaemonHome) -> None:
         # a copy: opening a damaged file sets it aside, and the next daemon would not know of the
         # damage
         shutil.copy(where.state_dir / "spool" / "runs", copies)
-        with closing(Spool(Path(copies), Timers(print), LoopTurns(), print)) as spool:
+        with closing(Spool(Path(copies), Timers(print), LoopRounds(), print)) as spool:
             earlier = spool.earlier
             if earlier.moved_alive(where.state_dir):
                 here = where.state_dir.resolve()

@@ -20,7 +20,7 @@ import trio
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ..host.tasks import TURN_REQUESTS, in_thread
+from ..host.tasks import ROUND_REQUESTS, in_thread
 from ..protocol import shim_files
 from ..protocol.known import AGENTS, KNOWN_PROGRAMS
 from . import claude, gemini, setups
@@ -222,7 +222,7 @@ class _Reading:
     done: trio.Event = field(default_factory=trio.Event)
     found: TreeSetups | None = None
     leaving: trio.CapacityLimiter = field(
-        default_factory=lambda: trio.CapacityLimiter(TURN_REQUESTS)
+        default_factory=lambda: trio.CapacityLimiter(ROUND_REQUESTS)
     )
     """How many of them go on in one turn of the loop."""
 

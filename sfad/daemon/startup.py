@@ -28,7 +28,7 @@ from ..host.log import Log
 from ..host.metrics import Counts
 from ..host.socket_file import PathError, Users, directory_mode, prepare_socket, serves_all
 from ..host.state_dir import StateLock, resume_lock, take_state_dir
-from ..host.tasks import LoopTurns
+from ..host.tasks import LoopRounds
 from ..processes.local_launcher import choose_launcher
 from ..processes.sweep import sweep
 from ..protocol.types import RunId
@@ -116,22 +116,22 @@ def open_state(
     that systemd has kept.
 
     Raises `PathError`, `LedgerError`, `CgroupImpossible`."""
-    state_dir, timers, turns, early_events = (
+    state_dir, timers, rounds, early_events = (
         home.state_dir,
         Timers(log.internal_error),
-        LoopTurns(),
+        LoopRounds(),
         EarlyEvents(),
     )
     damages = Damages(log.error)
     try:
-        spool = Spool(state_dir / "spool", timers, turns, log.error, lock.lost, damages)
+        spool = Spool(state_dir / "spool", timers, rounds, log.error, lock.lost, damages)
         stack.callback(spool.close)
         output = OutputFiles(state_dir / "output", log.error)
     except StoreError as error:
         raise PathError(str(error)) from error
     except OSError as error:
         raise PathError(f"the state directory {state_dir} cannot be used: {error}") from error
-    trio.lowlevel.add_instrument(turns)
+    trio.lowlevel.add_instrument(rounds)
     _refuse_moved(state_dir, spool.earlier)
     for note in spool.notes:
         (log.warning if spool.earlier.sound else damages)(note)
@@ -154,10 +154,10 @@ def open_state(
             damages(note)
         unwritten = _correct_ledger(opened, adoption, loaded.config.budgets, spool, log)
         opening.pop_all()
-    ledger = Ledger(opened, turns, lock.lost)
+    ledger = Ledger(opened, rounds, lock.lost)
     stack.callback(lambda: _tell_unwritten(ledger.close(), log))
     resources = Resources(
-        log, timers, turns, spool, ledger, output, launcher, early_events, str(home.socket),
+        log, timers, rounds, spool, ledger, output, launcher, early_events, str(home.socket),
         str(state_dir), lock.lost, handed.counts if handed is not None else Counts(), damages,
         everyone,
     )  # fmt: skip

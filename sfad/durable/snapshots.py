@@ -23,7 +23,7 @@ from ..core.state.run import Birth, State
 from ..host.clock import Timers
 from ..host.faults import crash_point
 from ..host.files import UNDECODABLE, keep_damaged
-from ..host.tasks import LoopTurns
+from ..host.tasks import LoopRounds
 from ..processes.credentials import Credentials
 from ..protocol.kinds import COSTS
 from ..protocol.messages import Spawn
@@ -186,7 +186,7 @@ class RetryingStore:
         self,
         store: Store,
         timers: Timers,
-        turns: LoopTurns,
+        rounds: LoopRounds,
         trouble: Callable[[str], None],
         damaged: Callable[[str], None],
     ) -> None:
@@ -195,7 +195,7 @@ class RetryingStore:
         """The next write has these as well."""
         self._store = store
         self._timers = timers
-        self._turns = turns
+        self._rounds = rounds
         self._looked = -1
         """The turn of the last look whether the file is in its place."""
         self.trouble = trouble
@@ -240,8 +240,8 @@ class RetryingStore:
     def write(self, changes: Changes) -> None:
         """Write all of these, or none. Raises `OSError`."""
         crash_point("remember")
-        self._store.write(self.unwritten | changes, look=self._looked != self._turns.number)
-        self._looked = self._turns.number
+        self._store.write(self.unwritten | changes, look=self._looked != self._rounds.number)
+        self._looked = self._rounds.number
         crash_point("remembered")
         self.unwritten = {}
         self.failing = False
@@ -270,7 +270,7 @@ class RetryingStore:
         if self._closed:
             return
         self._store.stay()
-        self._looked = self._turns.number
+        self._looked = self._rounds.number
         self._tell_notes()
         if self._displaced:
             restore()

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from ..host.clock import Timers
-from ..host.tasks import LoopTurns
+from ..host.tasks import LoopRounds
 from ..protocol.types import RunId
 from ..runs.live import Live
 from ..storage.store import Store
@@ -117,7 +117,7 @@ class Spool:
         self,
         directory: Path,
         timers: Timers,
-        turns: LoopTurns,
+        rounds: LoopRounds,
         trouble: Callable[[str], None],
         lost: Callable[[], str | None] = lambda: None,
         damaged: Callable[[str], None] | None = None,
@@ -128,7 +128,7 @@ class Spool:
         store = Store(directory / "runs", lost)
         self.notes = store.take_notes()
         """What had to be repaired, as lines for the log."""
-        self._store = RetryingStore(store, timers, turns, trouble, damaged)
+        self._store = RetryingStore(store, timers, rounds, trouble, damaged)
         self.earlier = EarlierSpool(store, self._store)
         self._trouble = trouble
         self.journal = RunJournal(self._store, self.spawns, self.continued_with)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
 
-from .tasks import LoopTurns
+from .tasks import LoopRounds
 
 # ---- Descriptors are reserved, in two ways: without one the daemon can neither be reached nor stop
 # a run
@@ -66,21 +66,21 @@ class Descriptors:
     """What this process may open. The limit is the soft one at the start: the launcher lifts it
     while it stops runs.
 
-    They are counted once a turn of the loop. What has been granted in it is taken to be open
+    They are counted once a round of the loop. What has been granted in it is taken to be open
     since."""
 
-    def __init__(self, turns: LoopTurns, count: Callable[[], int] = count) -> None:
-        self._turns = turns
+    def __init__(self, rounds: LoopRounds, count: Callable[[], int] = count) -> None:
+        self._rounds = rounds
         self._count = count
         self._counted = -1
-        """The turn of the last count."""
+        """The round of the last count."""
         self._open = 0
         self.limit = self._allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
     def refusal(self, need: Need, more: int = 0) -> str | None:
         """Say why `more` descriptors cannot be had for `need`, or return `None`."""
-        if self._counted != self._turns.number:
-            self._counted, self._open = self._turns.number, self._count()
+        if self._counted != self._rounds.number:
+            self._counted, self._open = self._rounds.number, self._count()
             self._allowed = min(self.limit, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         limit = self._allowed
         reserved = need * min(RESERVE, max(LEAST_RESERVE, limit // 16))
@@ -112,7 +112,7 @@ class lifted:  # noqa: N801 - as `contextlib.suppress` is named: it reads like a
     """Allow the descriptors that are kept back. The limit is the whole process's, so nothing in the
     block may wait.
 
-    A class, because it is entered at each turn, and a generator would take four calls more."""
+    A class, because it is entered at each round, and a generator would take four calls more."""
 
     def __enter__(self) -> None:
         if _limits is not None:

@@ -1,4 +1,4 @@
-"""Tasks beside the loop, calls in threads, and the turns of the trio loop."""
+"""Tasks beside the loop, calls in threads, and the rounds of the trio loop."""
 
 import errno
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
@@ -139,19 +139,19 @@ class Background:
 
 # ---- Turns of the trio loop: what its tasks do between two waits for I/O
 #
-# A burst of requests is handled in one turn. What its parts have in common is done once, at the
-# turn's end.
+# A burst of requests is handled in one round. What its parts have in common is done once, at the
+# round's end.
 
 
-TURN_REQUESTS = 16
-"""Requests of one client, or of those that waited for the same thing, that one turn handles. A
+ROUND_REQUESTS = 16
+"""Requests of one client, or of those that waited for the same thing, that one round handles. A
 client can have thousands: all at once would keep the loop from other clients, and from ends of
 runs, for seconds."""
 
 
-class LoopTurns(trio.abc.Instrument):
-    """Counts the turns of the loop that it instruments, and calls back at the end of one: a task
-    would cost another turn."""
+class LoopRounds(trio.abc.Instrument):
+    """Counts the rounds of the loop that it instruments, and calls back at the end of one: a task
+    would cost another round."""
 
     def __init__(self) -> None:
         self.number = 0

@@ -14,7 +14,7 @@ import trio
 import trio.testing
 
 from sfad.agents.setup_reader import LARGEST, Root, SetupReader, TreeSetups
-from sfad.host.tasks import TURN_REQUESTS, LoopTurns
+from sfad.host.tasks import ROUND_REQUESTS, LoopRounds
 from tests.harness import PATIENCE, as_root, until
 from tests.users import open_directory
 
@@ -169,7 +169,7 @@ async def test_starts_that_come_at_once_share_a_reading() -> None:
 async def test_starts_that_waited_for_a_reading_go_on_a_few_at_a_time() -> None:
     """Thousands at once would keep the loop from other clients, and from ends of runs, for
     seconds."""
-    go_on, turns = threading.Event(), LoopTurns()
+    go_on, rounds = threading.Event(), LoopRounds()
 
     def find(_root: Root) -> TreeSetups:
         go_on.wait(PATIENCE)
@@ -180,13 +180,13 @@ async def test_starts_that_waited_for_a_reading_go_on_a_few_at_a_time() -> None:
 
     async def start() -> None:
         await reader.read(root)
-        went_on[turns.number] += 1
+        went_on[rounds.number] += 1
 
-    trio.lowlevel.add_instrument(turns)
+    trio.lowlevel.add_instrument(rounds)
     async with trio.open_nursery() as nursery:
-        for _ in range(10 * TURN_REQUESTS):
+        for _ in range(10 * ROUND_REQUESTS):
             nursery.start_soon(start)
         await trio.testing.wait_all_tasks_blocked()
         go_on.set()
-    assert went_on.total() == 10 * TURN_REQUESTS
-    assert max(went_on.values()) <= TURN_REQUESTS + 1, "and the one that has read"
+    assert went_on.total() == 10 * ROUND_REQUESTS
+    assert max(went_on.values()) <= ROUND_REQUESTS + 1, "and the one that has read"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sfad.core import events as e
 from sfad.core.state.policy import CallBounds, Policy
-from sfad.core.state.quotas import SlidingWindow
+from sfad.core.state.quotas import SlidingRate
 from sfad.core.state.vocabulary import Timer
 from sfad.protocol.types import Status
 from tests.core.load import calls_of
@@ -162,7 +162,7 @@ def test_another_bound_counts_at_once() -> None:
 )
 def test_when_the_window_has_room(limit: int, times: list[float], ahead: int) -> None:
     """As if each call that waits were made as soon as it may."""
-    window = SlidingWindow(limit, 10.0)
+    window = SlidingRate(limit, 10.0)
     for at in times:
         window.take(at)
     now = times[-1] if times else 0.0

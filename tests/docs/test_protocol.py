@@ -104,7 +104,7 @@ def test_bounds() -> None:
         "body of a reply": f"{MAX_REPLY // mib} MiB",
         "replies and events that a client leaves unread": f"{connection.MAX_UNSENT // mib} MiB",
         "watches of one connection": f"{following.MAX_EACH}",
-        "requests of one connection handled in one go": f"{tasks.TURN_REQUESTS}",
+        "requests of one connection handled in one go": f"{tasks.ROUND_REQUESTS}",
         "requests of one tree, or of one user outside any run, handled in one go": (
             f"{dispatch.TURN_TIME * 1000:g} ms"
         ),

@@ -12,7 +12,7 @@ from sfad import config as configuration
 from sfad.durable.budgets import Charged, period, rebuild
 from sfad.durable.spool import Spool
 from sfad.host.clock import Timers, wall_clock
-from sfad.host.tasks import LoopTurns
+from sfad.host.tasks import LoopRounds
 from sfad.storage.ledger import OpenedLedger
 
 
@@ -23,13 +23,13 @@ def begin() -> datetime:
 
 def saved(directory: Path, *charges: float) -> Spool:
     """Return a spool in which these charges were saved, one after the other."""
-    spool = Spool(directory, Timers(print), LoopTurns(), pytest.fail)
+    spool = Spool(directory, Timers(print), LoopRounds(), pytest.fail)
     spool.begin("/d")
     for usd in charges:
         spool.charges.save("user", "ann", Charged(begin(), usd))
         spool.journal.save(())
     spool.close()
-    return Spool(directory, Timers(print), LoopTurns(), pytest.fail)
+    return Spool(directory, Timers(print), LoopRounds(), pytest.fail)
 
 
 def damaged(directory: Path, *charges: float) -> Spool:
@@ -40,7 +40,7 @@ def damaged(directory: Path, *charges: float) -> Spool:
     last = struct.pack(">d", charges[-1])
     assert content.count(last) == 1
     file.write_bytes(content.replace(last, bytes(8)))
-    spool = Spool(directory, Timers(print), LoopTurns(), pytest.fail)
+    spool = Spool(directory, Timers(print), LoopRounds(), pytest.fail)
     assert not spool.earlier.sound
     return spool
 
@@ -69,7 +69,7 @@ def test_a_charge_is_in_the_spool_before_the_ledger(tmp_path: Path) -> None:
 
 def test_an_older_charge_before_the_damage_does_not_count(tmp_path: Path) -> None:
     assert rebuilt(tmp_path, damaged(tmp_path / "spool", 2.0, 9.5), 9.5) == (9.5, [])
-    again = Spool(tmp_path / "spool", Timers(print), LoopTurns(), pytest.fail)
+    again = Spool(tmp_path / "spool", Timers(print), LoopRounds(), pytest.fail)
     # the damaged file was set aside, and what stood before the damage is in its place
     assert again.earlier.sound
     assert rebuilt(tmp_path, again, None) == (9.5, [])

@@ -12,7 +12,7 @@ from sfad.core.state.run import run_id
 from sfad.durable import saved
 from sfad.durable.spool import Spool
 from sfad.host.clock import Timers
-from sfad.host.tasks import LoopTurns
+from sfad.host.tasks import LoopRounds
 from sfad.storage.store import Store
 
 
@@ -22,13 +22,13 @@ def test_ended_runs_are_kept_until_the_ledger_is_checkpointed(
     monkeypatch.setattr(saved, "SNAPSHOTS_KEPT", 10)
     runs = [run_id(number) for number in range(1, 13)]
     file = tmp_path / "spool" / "runs"
-    with closing(Spool(tmp_path / "spool", Timers(print), LoopTurns(), print)) as spool:
+    with closing(Spool(tmp_path / "spool", Timers(print), LoopRounds(), print)) as spool:
         spool.begin("/state")
     with closing(Store(file)) as store:
         store.write(
             {f"{kind}/{run}": b"x" for run in runs for kind in ("run", "now", "meter", "key")}
         )
-    with closing(Spool(tmp_path / "spool", Timers(print), LoopTurns(), print)) as spool:
+    with closing(Spool(tmp_path / "spool", Timers(print), LoopRounds(), print)) as spool:
 
         def saved_keys() -> list[str]:
             shutil.copy(file, tmp_path / "copy")

@@ -17,7 +17,7 @@ from sfad.durable import spool as module
 from sfad.durable.snapshots import RETRY_EVERY, RetryingStore
 from sfad.durable.spool import RunJournal
 from sfad.host.clock import Timers
-from sfad.host.tasks import LoopTurns
+from sfad.host.tasks import LoopRounds
 from sfad.storage.store import Store
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
@@ -29,9 +29,9 @@ class Disk:
     def __init__(self, file: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         self.trouble: list[str] = []
         self.timers = Timers(print)
-        self.turns = LoopTurns()
+        self.rounds = LoopRounds()
         self.store = RetryingStore(
-            file, self.timers, self.turns, self.trouble.append, self.trouble.append
+            file, self.timers, self.rounds, self.trouble.append, self.trouble.append
         )
         self._patch = monkeypatch
 

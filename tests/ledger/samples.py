@@ -14,7 +14,7 @@ import msgspec
 import trio
 
 from sfad.core.state.run import run_id
-from sfad.host.tasks import LoopTurns
+from sfad.host.tasks import LoopRounds
 from sfad.protocol.types import (
     Action,
     CallInfo,
@@ -190,9 +190,9 @@ class Answers:
 @contextmanager
 def started(directory: Path, answers: Answers | None = None, **options: Any) -> Iterator[Ledger]:
     """A ledger that takes writes."""
-    turns = LoopTurns()
-    trio.lowlevel.add_instrument(turns)
-    ledger = Ledger(OpenedLedger(directory, **options), turns)
+    rounds = LoopRounds()
+    trio.lowlevel.add_instrument(rounds)
+    ledger = Ledger(OpenedLedger(directory, **options), rounds)
     ledger.report_to(answers or Answers())
     try:
         yield ledger

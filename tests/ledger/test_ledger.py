@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from sfad.core.state.access import EVERYTHING
 from sfad.core.state.run import run_id
 from sfad.host.probe import current_boot
-from sfad.host.tasks import LoopTurns
+from sfad.host.tasks import LoopRounds
 from sfad.protocol.messages import List
 from sfad.protocol.types import (
     Action,
@@ -330,7 +330,7 @@ async def test_an_event_without_a_time_is_a_bug_and_takes_no_number(tmp_path: Pa
 
 async def test_what_became_of_writes_waits_for_a_listener(tmp_path: Path) -> None:
     answers = Answers()
-    ledger = Ledger(OpenedLedger(tmp_path), LoopTurns())
+    ledger = Ledger(OpenedLedger(tmp_path), LoopRounds())
     ledger.admit(run(1), PLAIN)
     await ledger.flush()
     ledger.report_to(answers)
@@ -438,7 +438,7 @@ async def test_a_bad_operation_does_not_hold_up_the_others(tmp_path: Path) -> No
 
 def test_close_returns_unwritten_operations_when_trio_is_over(tmp_path: Path) -> None:
     async def main() -> Ledger:
-        return Ledger(OpenedLedger(tmp_path), LoopTurns())
+        return Ledger(OpenedLedger(tmp_path), LoopRounds())
 
     ledger = trio.run(main)
     ledger.admit(run(1), PLAIN)

@@ -11,7 +11,7 @@ import pytest
 
 from sfad.core.state.access import EVERYTHING
 from sfad.host.probe import current_boot
-from sfad.host.tasks import LoopTurns
+from sfad.host.tasks import LoopRounds
 from sfad.protocol.messages import List
 from sfad.protocol.types import Reason, RunInfo, Status
 from sfad.storage.ledger import Ledger, OpenedLedger, RunExtra
@@ -56,7 +56,7 @@ async def test_an_upsert_that_failed_is_done_later_and_reports_an_end(tmp_path: 
     answers = Answers()
     lost = run(1, status=Status.LOST, ended_at=WHEN, labels={"team": "blue"})
     live = run(9, status=Status.RUNNING, pid=77)
-    ledger = Ledger(OpenedLedger(tmp_path), LoopTurns())
+    ledger = Ledger(OpenedLedger(tmp_path), LoopRounds())
     ledger.report_to(answers)
     ledger.upsert(lost, PLAIN)
     ledger.upsert(live, PLAIN)

@@ -22,7 +22,7 @@ from sfad.host.clock import Timers
 from sfad.host.files import Damages
 from sfad.host.log import Log
 from sfad.host.metrics import Counts
-from sfad.host.tasks import LoopTurns
+from sfad.host.tasks import LoopRounds
 from sfad.protocol.messages import Spawn
 from sfad.storage.ledger import Ledger, OpenedLedger
 from sfad.storage.output.files import OutputFiles
@@ -37,9 +37,9 @@ async def shell(
     directory: Path, kind: type[FakeLauncher], config: str = "", *, everyone: bool = False
 ) -> AsyncIterator[Runtime]:
     """Serve a loop on the state directory `directory`. `everyone`: it serves each user."""
-    turns = LoopTurns()
-    trio.lowlevel.add_instrument(turns)
-    ledger = Ledger(OpenedLedger(directory / "state", lock_wait=0.05, busy_timeout=0.1), turns)
+    rounds = LoopRounds()
+    trio.lowlevel.add_instrument(rounds)
+    ledger = Ledger(OpenedLedger(directory / "state", lock_wait=0.05, busy_timeout=0.1), rounds)
     (directory / "sfad.toml").write_text(config)
     loaded = configuration.load([directory / "sfad.toml"])
     log, early_events = Log("error", file=directory / "log"), EarlyEvents()
@@ -50,7 +50,7 @@ async def shell(
         script=lambda _run, _spec: Script(after=None),
     )
     resources = Resources(
-        log, timers, turns, Spool(directory / "spool", timers, turns, print), ledger,
+        log, timers, rounds, Spool(directory / "spool", timers, rounds, print), ledger,
         OutputFiles(directory / "output"), launcher, early_events, str(directory / "s"),
         str(directory), lambda: None, Counts(), Damages(print), everyone,
     )  # fmt: skip

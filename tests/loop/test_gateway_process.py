@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from sfad.host.tasks import TURN_REQUESTS, LoopTurns
+from sfad.host.tasks import ROUND_REQUESTS, LoopRounds
 from tests.harness import until
 from tests.processes.fake import FakeLauncher
 
@@ -20,26 +20,28 @@ from .shell import shell
 async def test_what_waits_for_a_gateway_goes_on_a_few_at_a_time(tmp_path: Path) -> None:
     """Thousands at once would keep the loop from all else for seconds."""
     async with shell(tmp_path, FakeLauncher) as runtime:
-        turns, why = LoopTurns(), set[str | None]()
+        rounds, why = LoopRounds(), set[str | None]()
         went_on: Counter[int] = Counter()
 
         def then(trouble: str | None) -> None:
             why.add(trouble)
-            went_on[turns.number] += 1
+            went_on[rounds.number] += 1
 
-        trio.lowlevel.add_instrument(turns)
+        trio.lowlevel.add_instrument(rounds)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(runtime.gateways.serve)
-            for _ in range(10 * TURN_REQUESTS):
+            for _ in range(10 * ROUND_REQUESTS):
                 runtime.gateways.start_for_run(os.getuid(), then)
             gateway = runtime.gateways.own
             await until(lambda: gateway.pid is not None)
             assert not went_on
             gateway.note_serving()  # it would tell the daemon's socket so, but there is none here
-            await until(lambda: went_on.total() == 10 * TURN_REQUESTS)
-            assert max(went_on.values()) == TURN_REQUESTS
+            await until(lambda: went_on.total() == 10 * ROUND_REQUESTS)
+            assert max(went_on.values()) == ROUND_REQUESTS
             runtime.gateways.start_for_run(os.getuid(), then)
-            assert went_on.total() == 10 * TURN_REQUESTS + 1, "one that comes later goes on at once"
+            assert went_on.total() == 10 * ROUND_REQUESTS + 1, (
+                "one that comes later goes on at once"
+            )
             assert why == {None}
             await runtime.gateways.stop()
             nursery.cancel_scope.cancel()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sfad.core.state.access import Peer
 from sfad.daemon.server.shares import FRACTIONS, PeerGroups, ShareGroup, Shares
 from sfad.host.descriptors import LEAST_RESERVE, RESERVE, Descriptors, Need
-from sfad.host.tasks import LoopTurns
+from sfad.host.tasks import LoopRounds
 
 OWNER = PeerGroups.of(Peer(0, "root"), None)
 
@@ -96,17 +96,17 @@ def test_a_share_is_never_too_small_to_be_useful() -> None:
 
 def test_the_last_descriptors_are_for_the_owner_then_for_runs() -> None:
     used = 0
-    turns = LoopTurns()
-    descriptors = Descriptors(turns, lambda: used)
+    rounds = LoopRounds()
+    descriptors = Descriptors(rounds, lambda: used)
     assert descriptors.limit >= 16 * RESERVE, "the tests need a limit of 512 descriptors"
     for need in Need:
         used = descriptors.limit - need * RESERVE - 5
-        turns.number += 1
+        rounds.number += 1
         assert descriptors.refusal(need, 5) is None
         assert descriptors.refusal(need, 5) is not None, (
             "what was granted in this turn is taken to be open"
         )
-        turns.number += 1
+        rounds.number += 1
         refusal = descriptors.refusal(need, 6)
         assert refusal is not None
         assert (
@@ -115,6 +115,6 @@ def test_the_last_descriptors_are_for_the_owner_then_for_runs() -> None:
         )
     descriptors.limit = 48
     used = 48 - LEAST_RESERVE
-    turns.number += 1
+    rounds.number += 1
     assert descriptors.refusal(Need.OWNER) is None
     assert descriptors.refusal(Need.RUN) is not None

@@ -31,7 +31,7 @@ from ..state.limits import (
 )
 from ..state.naming import AGENT_COMMANDS, program_name
 from ..state.policy import Invalid
-from ..state.quotas import HOUR, QuotaUse, SlidingWindow
+from ..state.quotas import HOUR, QuotaUse, SlidingRate
 from ..state.request import Asked
 from ..state.run import Ending, Run
 from ..state.vocabulary import ReasonKind
@@ -229,7 +229,7 @@ the last of these rows."""
 
 class _Refusals:
     def __init__(self) -> None:
-        self.window = SlidingWindow(REFUSALS_WRITTEN, 60.0)
+        self.window = SlidingRate(REFUSALS_WRITTEN, 60.0)
         self.last: RunId = ""
 
 
@@ -253,8 +253,8 @@ class Admission:
         self._lifecycle = lifecycle
         self._spending = spending
         self._number = next_number
-        self._rates: dict[str, SlidingWindow] = {}
-        self._session_rates: dict[str, SlidingWindow] = {}
+        self._rates: dict[str, SlidingRate] = {}
+        self._session_rates: dict[str, SlidingRate] = {}
         self._refusals: dict[str, dict[str, _Refusals]] = {}
         """By caller and rule."""
         self.ready: dict[RunId, Run] = {}
@@ -389,14 +389,14 @@ class Admission:
             ),
         ]
 
-    def _rate(self, user: str) -> SlidingWindow:
+    def _rate(self, user: str) -> SlidingRate:
         if (found := self._rates.get(user)) is None:
-            found = self._rates[user] = SlidingWindow(self._ctx.policy.spawns_per_hour, HOUR)
+            found = self._rates[user] = SlidingRate(self._ctx.policy.spawns_per_hour, HOUR)
         return found
 
-    def _session_rate(self, user: str) -> SlidingWindow:
+    def _session_rate(self, user: str) -> SlidingRate:
         rules = self._ctx.policy.sessions
-        return self._session_rates.setdefault(user, SlidingWindow(rules.starts, rules.window))
+        return self._session_rates.setdefault(user, SlidingRate(rules.starts, rules.window))
 
     def session_started_before(self, user: str, at: float) -> None:
         """Count a session that an earlier daemon admitted against its rate. The oldest has to come
@@ -634,7 +634,7 @@ class Admission:
             self._refusals.pop(run.id, None)
 
 
-def _use_of(rate: SlidingWindow | None, key: str, limit: int, at: float) -> QuotaUse:
+def _use_of(rate: SlidingRate | None, key: str, limit: int, at: float) -> QuotaUse:
     return (
         QuotaUse(key, 0, limit, 0.0)
         if rate is None

@@ -13,7 +13,7 @@ from ...protocol.units import counted, format_elapsed, format_moment
 from ..state.access import FULL, Peer, why_sessions_refused, why_verb_refused
 from ..state.budgets import Budget, to_usd
 from ..state.policy import Policy
-from ..state.quotas import SlidingWindow, Slots
+from ..state.quotas import SlidingRate, Slots
 from ..state.run import Run
 from ..state.tree import full_ancestor, typed_bounds
 
@@ -42,13 +42,13 @@ class Question(Struct, frozen=True):
     """The run to be (`candidate`), part of no tree yet."""
     caller: Run | None
     """The live run that the peer is in. It is not the parent of a detached run."""
-    rate: SlidingWindow
+    rate: SlidingRate
     slots: Slots
     exhausted: Budget | None
     """A money budget of the peer's user with nothing left in it."""
     live: Iterable[Run] = ()
     """The live runs of all users."""
-    session_rate: SlidingWindow | None = None
+    session_rate: SlidingRate | None = None
     """Of a session: starts of sessions by the peer's user."""
     sessions: Sequence[Run] = ()
     """Of a session: the live sessions of all users."""

@@ -11,7 +11,7 @@ from ...protocol.types import Event, LimitKind, Repetition
 from ..context import Context
 from ..life.spending import Spending
 from ..state.policy import CallBounds, Policy
-from ..state.quotas import SlidingWindow
+from ..state.quotas import SlidingRate
 from ..state.run import Run, Streak
 
 # ---- How often runs and users call models, and how many calls of each are under way
@@ -46,7 +46,7 @@ class CallRates:
     def __init__(self, context: Context, spending: Spending) -> None:
         self._ctx = context
         self._spending = spending
-        self._windows: dict[str, SlidingWindow] = {}
+        self._rates: dict[str, SlidingRate] = {}
         """By `_Caller.key`, where a rate is bounded."""
 
     def barrier(self, run: Run, at: float, ahead: Counter[str]) -> Barrier | None:
@@ -62,11 +62,11 @@ class CallRates:
     def made(self, run: Run, at: float) -> None:
         for caller in self._callers(run):
             if caller.bounds.calls_per_minute is not None:
-                self._window(caller.key, caller.bounds.calls_per_minute).take(at)
+                self._rate(caller.key, caller.bounds.calls_per_minute).take(at)
 
     def forget(self, ended: Iterable[Run]) -> None:
         for run in ended:
-            self._windows.pop(_key_of_run(run), None)
+            self._rates.pop(_key_of_run(run), None)
 
     def _callers(self, run: Run) -> Iterator[_Caller]:
         policy = self._ctx.policy
@@ -93,7 +93,7 @@ class CallRates:
                 )
                 yield Barrier(caller.key, f"{words}; try again when one has ended", None)
         if rate is not None:
-            window = self._window(caller.key, rate)
+            window = self._rate(caller.key, rate)
             free_at = window.free_at(at, ahead)
             if free_at > at:
                 bound = self._ctx.policy.where_set(f"gateway.{caller.section}.calls_per_minute")
@@ -109,10 +109,10 @@ class CallRates:
                     free_at,
                 )
 
-    def _window(self, key: str, limit: int) -> SlidingWindow:
-        window = self._windows.setdefault(key, SlidingWindow(limit, MINUTE))
-        window.limit = limit
-        return window
+    def _rate(self, key: str, limit: int) -> SlidingRate:
+        rate = self._rates.setdefault(key, SlidingRate(limit, MINUTE))
+        rate.limit = limit
+        return rate
 
 
 def _key_of_run(run: Run) -> str:

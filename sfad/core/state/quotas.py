@@ -25,7 +25,7 @@ class QuotaUse(NamedTuple):
     """Seconds until one more fits, if that is known; 0 if it does now."""
 
 
-class SlidingWindow:
+class SlidingRate:
     """How often something happened within the last `span` seconds, up to `limit` times."""
 
     __slots__ = ("_times", "limit", "span")

@@ -22,7 +22,7 @@ from ...gateway.call_journal import noted_in
 from ...host.files import UNDECODABLE, create, keep_damaged, read
 from ...host.log import Log
 from ...host.probe import no_inodes, user_name
-from ...host.tasks import TURN_REQUESTS
+from ...host.tasks import ROUND_REQUESTS
 from ...processes import kernel
 from ...processes.launcher import Launcher
 from ...protocol.event_types import EventType
@@ -182,8 +182,8 @@ class GatewayProcess:
 
     async def _answer(self, trouble: str | None) -> None:
         # not until none waits: who is told of trouble may ask again
-        for _ in range(0, len(self._waiting), TURN_REQUESTS):
-            waiting, self._waiting = self._waiting[:TURN_REQUESTS], self._waiting[TURN_REQUESTS:]
+        for _ in range(0, len(self._waiting), ROUND_REQUESTS):
+            waiting, self._waiting = self._waiting[:ROUND_REQUESTS], self._waiting[ROUND_REQUESTS:]
             for then in waiting:
                 then(trouble)
             await trio.lowlevel.checkpoint()

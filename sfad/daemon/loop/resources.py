@@ -9,7 +9,7 @@ from ...host.clock import Timers
 from ...host.files import Damages
 from ...host.log import Log
 from ...host.metrics import Counts
-from ...host.tasks import LoopTurns
+from ...host.tasks import LoopRounds
 from ...processes.launcher import Launcher
 from ...storage.ledger import Ledger
 from ...storage.output.files import OutputFiles
@@ -41,7 +41,7 @@ class Resources:
 
     log: Log
     timers: Timers
-    turns: LoopTurns
+    rounds: LoopRounds
     spool: Spool
     ledger: Ledger
     output: OutputFiles

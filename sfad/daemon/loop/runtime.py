@@ -281,7 +281,7 @@ class Runtime:
             next_number=self.ledger.next_number,
             reservations=int(1000 * now),
         )
-        self.descriptors = Descriptors(resources.turns)
+        self.descriptors = Descriptors(resources.rounds)
         self.background = Background(self.log.internal_error)
         self.pidfds = StoredPidfds()
         self.watchers = Watchers()

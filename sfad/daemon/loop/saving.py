@@ -46,7 +46,7 @@ class StorageWatch:
     announcer: Announcer
     _lost: str | None = None
     _looked: int = -1
-    """The turn of the last look."""
+    """The round of the last look."""
 
     @property
     def unwritable(self) -> str | None:
@@ -54,11 +54,11 @@ class StorageWatch:
         return self.look() or self.resources.ledger.trouble
 
     def look(self) -> str | None:
-        """Look once a turn whether the state directory, and the spool in it, are where they were.
+        """Look once a round whether the state directory, and the spool in it, are where they were.
         Return why the directory is not."""
-        if self._looked == self.resources.turns.number:
+        if self._looked == self.resources.rounds.number:
             return self._lost
-        self._looked = self.resources.turns.number
+        self._looked = self.resources.rounds.number
         lost, before = self.resources.state_dir_lost(), self._lost
         self._lost = lost
         if lost is None:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from ... import __version__
 from ...host import descriptors
 from ...host.descriptors import close_soon
-from ...host.tasks import TURN_REQUESTS
+from ...host.tasks import ROUND_REQUESTS
 from ...processes.launcher import Unidentifiable
 from ...protocol import messages as m
 from ...protocol.encoding import request_id
@@ -298,7 +298,7 @@ class Receiver:
             # minutes
             self._clients.drop(connection)
             return
-        for _ in range(min(TURN_REQUESTS, len(connection.bodies))):
+        for _ in range(min(ROUND_REQUESTS, len(connection.bodies))):
             if connection.closed:
                 return
             self._handle(connection, connection.next_body())

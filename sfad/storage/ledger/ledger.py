@@ -18,7 +18,7 @@ import trio
 
 from ...core.state.run import run_number
 from ...host.probe import current_boot
-from ...host.tasks import LoopTurns
+from ...host.tasks import LoopRounds
 from ...protocol.types import CallInfo, Event, RunId, RunInfo
 from .backup import Backup, PutBack, keep_apart, newest_backup
 from .database import LedgerError, open_reader
@@ -215,7 +215,7 @@ class Ledger:
     def __init__(
         self,
         opened: OpenedLedger,
-        turns: LoopTurns,
+        rounds: LoopRounds,
         state_dir_lost: Callable[[], str | None] = lambda: None,
     ) -> None:
         """Take over an opened ledger. `state_dir_lost` is called in another thread; it returns why
@@ -242,7 +242,7 @@ class Ledger:
         """Whether it has one."""
         self._heard = 0
         """How many reports of the thread were heard."""
-        self._turns = turns
+        self._rounds = rounds
         self._token = trio.lowlevel.current_trio_token()
         self._transactions = Transactions(opened.connection, opened.file.directory, state_dir_lost)
         self._writer = Writer(self._transactions, self._report)
@@ -320,7 +320,7 @@ class Ledger:
             if self._urgent is not None:
                 self._urgent.set()
             else:
-                self._turns.at_end(self._wake)
+                self._rounds.at_end(self._wake)
         elif served and not self._lingers:
             self._lingers = True
             self._lingering.deadline = trio.current_time() + LINGER
