@@ -185,8 +185,9 @@ def test_what_a_run_wrote_before_it_truncated_its_stderr_is_kept(
     start: Start, tmp_path: Path, killed: bool
 ) -> None:
     daemon = start()
-    gate = tmp_path / "gate"
-    os.mkfifo(gate)
+    os.mkfifo(tmp_path / "gate")
+    # kept open: a read that begins before another writer has closed it would be told of its end
+    gate = os.open(tmp_path / "gate", os.O_RDWR)
     with daemon.client() as client:
         run = started(client, ["bash", "-c", TRUNCATES, tmp_path]).id
     for word in ("one", "two", "three"):
@@ -194,7 +195,7 @@ def test_what_a_run_wrote_before_it_truncated_its_stderr_is_kept(
         if killed and word == "two":
             daemon.kill()
             daemon.restart()
-        gate.write_text("\n")
+        os.write(gate, b"\n")
     with daemon.client() as client:
         ended(client, run)
     lines = ["[agent:w] one", "[agent:w] two", "[agent:w] three", "four"]
@@ -204,6 +205,7 @@ def test_what_a_run_wrote_before_it_truncated_its_stderr_is_kept(
         daemon.sfactl("events", "--run", run).stdout
     )
     assert [*(daemon.state_dir / "output").glob("*.kept")] == []
+    os.close(gate)
 
 
 @needs_root
