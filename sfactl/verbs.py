@@ -45,7 +45,7 @@ HEADINGS = {
     },
     "Bring home": {
         "diff": "Show what a run has changed in its git worktree since its start",
-        "land": "Bring the work of an ended run to your branch",
+        "land": "Bring the work of ended runs to your branch",
         "fetch": "Bring back what a run has changed in the files that were sent with it",
     },
     "Money": {

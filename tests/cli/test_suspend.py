@@ -172,7 +172,7 @@ def test_a_program_that_begins_in_the_background(
     program.write_text(HANDLES_THE_KEY.format(stop="pass"))
     shell.type(f"echo code-$?; $SFACTL run -q --stdio inherit -- {PYTHON} {program} &\r")
     shell.expect("code-7")
-    shell.expect("ready")
+    # it may be paused before it says that it is ready
     wait_for(daemon, last(daemon), "paused")
     until_stopped(shell)
     shell.type("fg\r")
