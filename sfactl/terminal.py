@@ -113,7 +113,7 @@ class Terminal:
 
     def proceed(self) -> None:
         """Continue the program in the run's foreground if it stands still: where the daemon pauses
-        by SIGSTOP it goes on by itself, and may have stopped anew. It must draw its screen again,
+        by SIGSTOP it goes on by itself, and may have stopped again. It must draw its screen again,
         and the kernel sends SIGWINCH only if the size changes, so change the size twice."""
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, b"\0" * 8)
         self.resize()
