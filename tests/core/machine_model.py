@@ -97,8 +97,12 @@ Amounts = dict[str, float]
 
 OF_TREES = ("tokens", "cost", "planning_cost", "execution_cost")
 OF_RUNS = ("turns", "messages")
-GUESSES = {"tokens": "guessed_tokens", "cost": "guessed_cost"}
+GUESSES = {
+    "tokens": "guessed_tokens", "output_tokens": "guessed_tokens", "cost": "guessed_cost"
+}  # fmt: skip
 """The part of an amount that its source has only estimated."""
+MEASURED = ("input_tokens", "output_tokens", "messages")
+"""What tells whether a source tells of more than the gateway has seen."""
 
 
 def amounts_of(use: Use) -> Amounts:
@@ -107,8 +111,8 @@ def amounts_of(use: Use) -> Amounts:
     tokens = [number for number in (use.input_tokens, use.output_tokens) if number is not None]
     if tokens:
         told["tokens"] = sum(tokens)
-    told |= {name: getattr(use, name) or None for name in ("input_tokens", *GUESSES.values())}
-    told["partial"] = use.partial or None
+    told |= {name: getattr(use, name) for name in MEASURED}
+    told |= {name: getattr(use, name) or None for name in (*GUESSES.values(), "partial")}
     return {kind: amount for kind, amount in told.items() if amount is not None}
 
 
@@ -120,6 +124,11 @@ def amounts_reserved(reservation: OpenReservation) -> Amounts:
         if reservation.role is not None:
             reserved[f"{reservation.role}_cost"] = reservation.cost
     return reserved
+
+
+def measured(told: Amounts, *, by: Amounts) -> bool:
+    """Return whether the calls may all be known that a source tells of."""
+    return all(told.get(kind, 0) <= by.get(kind, 0) for kind in MEASURED)
 
 
 def added(one: Amounts, other: Amounts) -> Amounts:
@@ -187,18 +196,21 @@ class Book:
         self.sources[source] = amounts
         self.known |= set(amounts)
 
-    def counted(self, amounts: Amounts) -> Amounts:
-        """Return what counts of a source: no estimate, unless it is sure of more than the gateway
-        has seen."""
+    def counted(self, source: str, amounts: Amounts) -> Amounts:
+        """Return what counts of a source: neither an estimate nor the agent's price of what the
+        gateway has measured."""
         seen = self.sources.get("gateway")
+        if seen is None:
+            return amounts
         sure = {
             kind: each - amounts.get(GUESSES.get(kind, ""), 0) for kind, each in amounts.items()
         }
-        if seen is None or "partial" in seen:
-            return amounts
-        compared = ("input_tokens", "messages", "cost")
-        more = any(sure.get(kind, 0) > seen.get(kind, 0) for kind in compared)
-        return amounts if more else sure
+        if "partial" not in seen and measured(sure, by=seen):
+            amounts = sure
+        of_agent = source in {"stream", "session"}
+        if of_agent and "cost" in seen and amounts.get("tokens") and measured(amounts, by=seen):
+            amounts = {kind: each for kind, each in amounts.items() if kind != "cost"}
+        return amounts
 
     def own(self, kind: str) -> float | None:
         """Return what it has used: the largest figure of any source. Reservations count as
@@ -206,7 +218,7 @@ class Book:
         reserved: Amounts = {}
         for amounts in self.reservations.values():
             reserved = added(reserved, amounts)
-        told = {source: self.counted(amounts) for source, amounts in self.sources.items()}
+        told = {source: self.counted(source, amounts) for source, amounts in self.sources.items()}
         if reserved.get(kind):
             told["report"] = added(told.get("report", {}), reserved)
         return max((amounts[kind] for amounts in told.values() if kind in amounts), default=None)

@@ -15,6 +15,7 @@ from sfad.core.state.account import Account, OpenReservation, Use
 from sfad.core.state.budgets import to_nanos, to_usd
 from sfad.protocol.types import ErrorCode, LimitKind, LimitRefusal, Rule, Source, Status
 
+from .test_adopting import Life
 from .transcript import ANN, BOB, Transcript, inside, purse, use
 
 COST, TOKENS = LimitKind.COST, LimitKind.TOKENS
@@ -485,7 +486,8 @@ EXACT = use(messages=1, input_tokens=100, output_tokens=10, cost=0.25)
         (EXACT, False),
         (replace(EXACT, input_tokens=99), True),
         (replace(EXACT, messages=0), True),
-        (replace(EXACT, cost=124_999_999), True),
+        (replace(EXACT, output_tokens=1), True),
+        (replace(EXACT, cost=124_999_999), False),
         (replace(EXACT, partial=True), True),
     ],
 )
@@ -507,6 +509,98 @@ def test_an_estimate_counts_unless_the_gateway_has_measured_its_calls(
     assert best[1].tokens == (140 if counts else gateway.tokens)
     assert cost(t, a, b) == [usd, usd]
     assert t.charged == {"user ann": usd}
+
+
+DEARER = replace(EXACT, cost=to_nanos(0.375), cost_from="agent")
+"""What an agent says at its end of the same call, by the price list that it brings along."""
+
+
+@pytest.mark.parametrize("source", ["stream", "session", "report"])
+@pytest.mark.parametrize("order", [0, 1])
+@pytest.mark.parametrize(
+    ("gateway", "agent", "wins"),
+    [
+        (EXACT, DEARER, True),
+        (replace(EXACT, partial=True), DEARER, True),
+        (EXACT, replace(DEARER, partial=True), True),
+        (replace(EXACT, unsure_cost=50_000_000), DEARER, True),
+        (replace(EXACT, messages=2, input_tokens=500, output_tokens=50), DEARER, True),
+        (EXACT, replace(DEARER, messages=None), True),
+        # it tells of calls that the gateway has not seen
+        (replace(EXACT, input_tokens=99), DEARER, False),
+        (replace(EXACT, output_tokens=9), DEARER, False),
+        (replace(EXACT, messages=0), DEARER, False),
+        # the gateway does not know what they cost
+        (replace(EXACT, estimated=True), DEARER, False),
+        (replace(EXACT, unpriced_tokens=1), DEARER, False),
+        (replace(EXACT, cost=None), DEARER, False),
+        # of what tokens its cost is, is not known
+        (EXACT, replace(DEARER, input_tokens=None, output_tokens=None), False),
+    ],
+)
+def test_the_gateway_has_the_last_word_of_what_its_calls_cost(
+    gateway: Use, agent: Use, source: Source, order: int, *, wins: bool
+) -> None:
+    """Of no report: its agent may know of other costs."""
+    t = Transcript()
+    t >> t.budgets(purse(9, "ann"))
+    a = t.start("a", limits="cost=0.3:warn")
+    b = t.start("b", inside(a))
+    told: list[tuple[Source, Use]] = [("gateway", gateway), (source, agent)]
+    for each, figures in told[:: -1 if order else 1]:
+        (t >> e.UseSeen(t.at, b, each, figures)).skip()
+    wins = wins and source != "report"
+    usd = 0.25 if wins else 0.375
+    best = t.run(b).account.best
+    assert best is not None
+    assert to_usd(best[1].cost) == usd
+    assert best[1].cost_from == ("agent" if not wins else gateway.cost_from)
+    if wins:
+        assert best[0] == "gateway"
+        assert (best[1].partial, best[1].unsure_cost) == (gateway.partial, gateway.unsure_cost)
+        assert t.run(b).account.unsure(COST) == (gateway.unsure_cost or 0)
+    assert cost(t, a, b) == [usd, usd]
+    assert t.charged == {"user ann": usd}
+    assert ("over a1 cost 0.375/0.3" in t.said) is (not wins or bool(order))
+    (t >> t.exited(b, 0)).skip()
+    assert (cost(t, a), t.charged) == ([usd], {"user ann": usd})
+
+
+def test_the_agents_price_of_a_call_under_way_does_not_count_after_one_that_was_measured() -> None:
+    """Nor does the figure rise and fall again with each call."""
+    account = Account({"gateway": EXACT})
+    held = OpenReservation("m", 100, 50, to_nanos(2.0), None, source="gateway", messages=1)
+    account.reserve("a1-1", held)
+    account.sources["stream"] = EXACT.plus(DEARER)
+    assert account.best is not None
+    assert (to_usd(account.best[1].cost), account.best[1].tokens) == (0.25, 220)
+    assert account.own(COST) == to_nanos(2.25)
+    account.release("a1-1")
+    account.sources["gateway"] = EXACT.plus(EXACT)
+    assert account.best is not None
+    assert (to_usd(account.best[1].cost), account.best[1].tokens) == (0.5, 220)
+
+
+def test_the_word_of_an_agent_that_meters_itself_counts() -> None:
+    """It may tell the cost of other things than model calls."""
+    t = Transcript()
+    a = t.start("a", tells_each_call=True)
+    (t >> e.UseSeen(t.at, a, "gateway", EXACT)).skip()
+    (t >> e.UseSeen(t.at, a, "stream", DEARER)).skip()
+    assert cost(t, a) == [0.375]
+
+
+def test_the_agents_price_counts_after_a_call_around_the_gateway() -> None:
+    t = Life()
+    t >> t.budgets(purse(9, "ann"))
+    a = t.start("a", limits="cost=9:warn", gated=True)
+    (t >> e.UseSeen(t.at, a, "gateway", EXACT)).skip()
+    (t >> e.UseSeen(t.at, a, "stream", DEARER)).skip()
+    assert (cost(t, a), t.charged) == ([0.25], {"user ann": 0.25})
+    (t >> e.ModelReached(t.at, a, "", "api.example")).skip()
+    assert (cost(t, a), t.charged) == ([0.375], {"user ann": 0.375})
+    (t >> t.next_daemon(a)).skip()
+    assert cost(t, a) == [0.375]
 
 
 def test_an_estimate_of_a_call_under_way_is_a_part_of_its_reservation() -> None:

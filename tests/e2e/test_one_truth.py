@@ -103,13 +103,19 @@ class Agent:
             "print", _answer("m1", input_tokens, 1, [{"type": "text", "text": "word" * text}])
         )
 
-    def saves(self, *, input_tokens: int, output_tokens: int) -> None:
+    def saves(self, *, input_tokens: int, output_tokens: int, usd: float | None = None) -> None:
+        """Save an answer, and, with `usd`, the totals of the session."""
         line = _answer("m2", input_tokens, output_tokens, [])
         place = {"sessionId": SESSION_ID, "cwd": str(self.home / "work")}
         self.order(self._file, line | place)
+        if usd is not None:
+            totals = {"type": "cost-state", "totalCostUSD": usd, "timestamp": line["timestamp"]}
+            self.order(self._file, totals | place)
 
-    def concludes(self, usd: float) -> None:
-        used = {"inputTokens": 0, "outputTokens": round(usd / OUT_USD), "costUSD": usd}
+    def concludes(self, usd: float, *, tokens: int | None = None) -> None:
+        """Print its totals. `tokens`: of output, if its prices are not those of the gateway."""
+        tokens = round(usd / OUT_USD) if tokens is None else tokens
+        used = {"inputTokens": 0, "outputTokens": tokens, "costUSD": usd}
         self.order(
             "print",
             {
@@ -258,6 +264,31 @@ def test_a_final_figure_of_another_source_counts_if_it_is_larger(
         assert sum(each["cost_usd"] for each in listed) == pytest.approx(usd)
         words = agent.daemon.sfactl("info", agent.id).stdout
         assert f"{source if larger else 'gateway'}, shown elsewhere]" in words
+
+
+@pytest.mark.parametrize("source", ["stream", "session"])
+def test_the_agents_own_price_of_what_the_gateway_has_measured_counts_nowhere(
+    start: Start, provider: Provider, tmp_path: Path, source: str
+) -> None:
+    """Claude Code's price list knows neither a router nor the prices of the config."""
+    with obeying(start, provider, tmp_path) as agent:
+        for _ in range(3):
+            agent.call(1000)
+        usd = sum(bill.usd for bill in provider.bills)
+        agent.tells("gateway", usd)
+        tokens, own = sum(bill.output for bill in provider.bills), 1.3 * usd
+        if source == "stream":
+            agent.concludes(own, tokens=tokens)
+            agent.tells("stream", own)
+        else:
+            agent.says(input_tokens=0, text=1)  # it names the session
+            agent.saves(input_tokens=0, output_tokens=tokens, usd=own)
+            agent.tells("session", own)
+        agent.shows(usd, partial=False)
+        agent.exits()
+        agent.shows(usd, partial=False)
+        assert agent.fed.usage.cost_from == "prices"
+        assert len(agent.daemon.sfactl("calls", agent.id).stdout.splitlines()) == 1 + 3
 
 
 def test_a_script_that_goes_around_the_gateway_adds_to_it(

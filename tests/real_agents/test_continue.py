@@ -138,9 +138,6 @@ def test_an_ended_agent_continues_where_it_was(
     allowed = 0.01 * sum(talk.bills) + (0 if end == "limit" else BROKEN)
     both = before["total_cost_usd"] + after["total_cost_usd"]
     assert after["total_cost_usd"] == pytest.approx(sum(talk.bills[billed:]), rel=0.01), calls
-    if both > 1.01 * sum(talk.bills) and (cli.name, end, form) == ("claude", "limit", "by_name"):
-        # the largest figure counts, and Claude Code's own price of this model is a third higher
-        pytest.xfail("the agent's own price of calls that the gateway has measured counts")
     # a broken reply may cost what was reserved for it, or what it may have thought
     if before["total_at_most"] and end != "limit":
         assert both >= sum(talk.bills) - allowed, calls

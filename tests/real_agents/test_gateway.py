@@ -112,6 +112,11 @@ def test_each_program_is_metered_by_the_gateway(
     assert usage["messages"] == replies
     assert usage["output_tokens"] == replies * any_cli.price.output
     assert usage["cost_usd"] > 0
+    (run,) = at.listed()
+    assert run["usage"]["cost_usd"] == usage["cost_usd"], "whatever the program's own prices are"
+    for told in at.json("info", run["id"])["usage_by_source"].values():
+        for count in ("messages", "input_tokens", "output_tokens"):
+            assert (told[count] or 0) <= usage[count], told
     made = [call for call in calls(at) if call["state"] == "ended" and call["status"] == 200]
     assert (len(made), sum(call["tools"] for call in made)) == (replies, 2)
     assert sum(call["cost_usd"] for call in made) == pytest.approx(usage["cost_usd"])

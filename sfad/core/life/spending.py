@@ -66,6 +66,10 @@ def _marked(run: Run, source: Source, use: Use) -> Use:
     return dataclass_replace(use, partial=True) if misses else use
 
 
+def _agent_cost_counts(run: Run) -> bool:
+    return run.goes_around or run.asked.tells_each_call
+
+
 class Spending:
     def __init__(self, context: Context, reserved: int = 0) -> None:
         """`reserved`: so many reservations may have been made before; their names are not used
@@ -87,6 +91,7 @@ class Spending:
         another moment, so their sums are counted again: whatever is given back later was part of
         them."""
         for run in runs:
+            run.account.agent_cost_counts = _agent_cost_counts(run)
             for reservation in run.account.reservations.values():
                 self.under_way.begin(run.user, reservation)
             run.account.below = dict(run.account.ended)
@@ -152,6 +157,7 @@ class Spending:
         self._count(run, before, periods)
 
     def _count(self, run: Run, before: TreeUse, periods: Periods | None = None) -> None:
+        run.account.agent_cost_counts = _agent_cost_counts(run)
         after = run.account.own_tree_use()
         if after != before:
             add_below((above.account for above in run.ancestors), before, after)

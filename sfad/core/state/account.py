@@ -15,8 +15,8 @@ from ...protocol.types import CallInfo, LimitKind, Role, RunId, Source
 from .budgets import NANOS
 
 SOURCES: tuple[Source, ...] = ("gateway", "report", "stream", "session")
-"""Those that may know of every call, the best first. The largest figure counts
-(docs/metering.md)."""
+"""Those that may know of every call, the best first. The largest figure counts, but the agent's
+price of what the gateway has measured does not (docs/metering.md)."""
 
 OF_AGENT: frozenset[Source] = frozenset({"stream", "session"})
 """Sources that tell what the agent itself knows."""
@@ -60,6 +60,11 @@ class Use:
     def at_most(self) -> bool:
         return bool(self.unsure_tokens or self.unsure_cost)
 
+    @property
+    def priced(self) -> bool:
+        """Whether `cost` is of all the tokens, at the prices of their own models."""
+        return self.cost is not None and not self.unpriced_tokens and not self.estimated
+
     def of(self, kind: LimitKind) -> int | None:
         """Return the amount that a limit of this kind counts; `None` also for a kind that no source
         tells, such as `pids`."""
@@ -89,6 +94,18 @@ class Use:
             unsure_cost=unsure or None,
             guessed_tokens=None,
             guessed_cost=None,
+        )
+
+    @property
+    def without_cost(self) -> Use:
+        return replace(
+            self,
+            cost=None,
+            cost_from=None,
+            unpriced_tokens=None,
+            unsure_cost=None,
+            guessed_cost=None,
+            estimated=False,
         )
 
     def plus(self, more: Use) -> Use:
@@ -237,6 +254,7 @@ class Account:
     (`durable.snapshots`)."""
 
     __slots__ = (
+        "agent_cost_counts",
         "below",
         "doubts",
         "ended",
@@ -260,6 +278,9 @@ class Account:
         ended_unsure: Mapping[LimitKind, int] = {},
     ) -> None:
         self.sources = dict(sources)
+        self.agent_cost_counts = False
+        """What the agent tells of its cost counts even if the gateway has measured as many tokens:
+        some of its calls go around the gateway, or it meters itself. Not saved: the run tells."""
         self.reservations = dict(reservations)
         self.reserved_by_agent = dict(reserved_by_agent)
         """The sum of the reservations that the agent asked for."""
@@ -326,29 +347,40 @@ class Account:
     @property
     def _uses(self) -> dict[Source, Use]:
         """What counts of each source: whatever is shown or limited comes from here."""
-        return {source: self._counted(use) for source, use in self._whole.items()}
+        uses = {source: self._without_guesses(use) for source, use in self._whole.items()}
+        if self.agent_cost_counts or not uses.get("gateway", NOTHING).priced:
+            return uses
+        # the price lists that agents bring along know neither routers nor the config's prices
+        for source in OF_AGENT & uses.keys():
+            if uses[source].tokens and self._gateway_has_seen(uses[source]):
+                uses[source] = uses[source].without_cost
+        return uses
 
-    def _counted(self, use: Use) -> Use:
+    def _without_guesses(self, use: Use) -> Use:
         """Leave out what is estimated of calls that the gateway has measured, or holds a
         reservation for."""
-        if not use.guessed_tokens or not self._gateway_has_seen(use.told):
+        if (
+            not use.guessed_tokens
+            or self._whole.get("gateway", NOTHING).partial
+            or not self._gateway_has_seen(use.told)
+        ):
             return use
         return use.told
 
     def _gateway_has_seen(self, told: Use) -> bool:
-        """Return whether the gateway may have seen all calls of another source, by what is told of
-        them without estimates. One that tells of more has made calls around the gateway."""
+        """Return whether the gateway may have seen all calls that another source tells of. One that
+        tells of more has made calls around the gateway."""
         seen = self._whole.get("gateway", NOTHING)
-        if seen.partial or (seen is NOTHING and not self.reserved_by_gateway):
+        if seen is NOTHING and not self.reserved_by_gateway:
             return False
         under_way = [each for each in self.reservations.values() if each.source == "gateway"]
-        held, doubts = self.reserved_by_gateway, self.doubts
         inputs = sum(each.input_tokens + each.more_input for each in under_way)
+        outputs = sum(each.output_tokens for each in under_way)
+        messages = sum(each.messages for each in under_way)
         return (
             (told.input_tokens or 0) <= (seen.input_tokens or 0) + inputs
-            and (told.messages or 0) <= (seen.messages or 0) + held.get(LimitKind.MESSAGES, 0)
-            and (told.sure_of(LimitKind.COST) or 0)
-            <= (seen.cost or 0) + held.get(LimitKind.COST, 0) + doubts.get(LimitKind.COST, 0)
+            and (told.output_tokens or 0) <= (seen.output_tokens or 0) + outputs
+            and (told.messages or 0) <= (seen.messages or 0) + messages
         )
 
     @property
@@ -366,7 +398,7 @@ class Account:
     def lose(self) -> None:
         """Note that the run may have used more than any source tells."""
         self.sources = {
-            source: replace(self._counted(use), partial=True)
+            source: replace(self._without_guesses(use), partial=True)
             for source, use in self.sources.items()
         }
 
