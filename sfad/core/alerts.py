@@ -53,11 +53,9 @@ def budgets_in_use(spending: Spending, policy: Policy) -> dict[Key, BudgetUse]:
 def _use_of(budget: Budget, spending: Spending) -> BudgetUse:
     used = budget.used - spending.reserved_of(budget)  # what is only reserved may be given back
     share = round(used / budget.allowed, 4)
-    words = (
-        f"too little is left for a model call: {budget.sentence}"
-        if budget.short
-        else budget.sentence
-    )
+    words = spending.sentence_of(budget)
+    if budget.short:
+        words = f"too little is left for a model call: {words}"
     return BudgetUse(share, budget.short or used >= budget.allowed, words)
 
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from ..core.limits.subscriptions import Subscriptions
 from ..core.state.access import Scope
-from ..core.state.account import Account, Use
+from ..core.state.account import Use
 from ..core.state.alerts import Key, RaisedAlert, subject_of
 from ..core.state.budgets import to_usd
 from ..core.state.limits import ActiveLimit
@@ -246,8 +246,8 @@ def info_with_totals(
     runs = live.run.subtree()
     uses = [best[1] for each in runs if (best := each.account.best) is not None]
     costs, tokens = (
-        _without_reserved(account, LimitKind.COST),
-        _without_reserved(account, LimitKind.TOKENS),
+        account.spent(LimitKind.COST),
+        account.spent(LimitKind.TOKENS),
     )
     return replace(
         info,
@@ -287,13 +287,6 @@ def _limits(live: Live, now: float) -> list[LimitState]:
         if time is not None
         else list(live.unused)
     )
-
-
-def _without_reserved(account: Account, kind: LimitKind) -> float | None:
-    """Return what was used, without what is only reserved."""
-    used = account.used(kind)
-    reserved = account.reserved(kind)
-    return used if used is None or not reserved else used - reserved or None
 
 
 def _limit(live: Live, active: ActiveLimit, now: float, *, known: bool) -> LimitState:

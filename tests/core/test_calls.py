@@ -726,10 +726,15 @@ def test_a_budget_is_charged_at_most_what_may_not_have_been_used() -> None:
     a = t.start("a")
     known, _ = t.admitted(t.call(a))
     (t >> t.called(known, cost=0.1)).skip()
-    assert "has used 0.10 of 1.00 USD" in budget.sentence
+
+    def said() -> str:
+        return budget.sentence(t.machine.reserved_of(budget))
+
+    assert "has used 0.10 of 1.00 USD a day; it renews" in said()
     t.admitted(t.call(a))
+    assert "has used 0.10 of 1.00 USD a day (0.303 more reserved); it" in said()
     (t >> t.exited(a)).skip()
-    assert "has used at most 0.403 of 1.00 USD" in budget.sentence
+    assert "has used at most 0.403 of 1.00 USD a day; it renews" in said()
 
 
 def test_what_is_charged_as_reserved_is_recorded_with_the_cause() -> None:

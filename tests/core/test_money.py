@@ -217,7 +217,8 @@ def test_ten_children_and_their_parents_last_dollar() -> None:
     assert refusal == LimitRefusal(
         scope="tree", whose=a, limit_kind=COST, threshold=1, used=1.0, asked=0.1,
         message="not reserved: 0.10 USD more would take run a1 ('a') above its cost limit: "
-        "1.00 of 1.00 USD are used or held, set by --limit. Finish with what you have.",
+        "0.00 of 1.00 USD are used (1.00 more reserved), set by --limit. "
+        "Finish with what you have.",
     )  # fmt: skip
     assert t.said[-1] == "over a1 cost 1.1/1"
     assert [t.run(run).status for run in (a, *children)] == [Status.PAUSED] * 11
@@ -268,11 +269,12 @@ def test_a_refused_reservation_is_a_breach() -> None:
         "tokens",
         110,
         10,
-        50,
+        None,
     )
     assert (
         reason.message
-        == "was refused 60 tokens on top of 50; its tokens limit is 100, set by --limit"
+        == "was refused 60 tokens on top of 0 (50 more reserved); its tokens limit is 100, "
+        "set by --limit"
     )
 
 
@@ -421,6 +423,20 @@ def test_a_refusal_by_an_exhausted_budget_names_the_time_it_renews() -> None:
     )
     (t >> t.budgets()).skip()
     t.start("e", BOB)
+
+
+def test_whoever_is_refused_by_a_budget_is_told_what_is_used_and_what_is_only_reserved() -> None:
+    t = Transcript()
+    t >> t.budgets(purse(1, "ann"))
+    a = t.start("a", limits="cost=9")
+    (t >> t.report(a, cost=0.25)).skip()
+    name = t.reserved(t.reserve(a, 0.65))
+    words = "user ann has used 0.25 of 1.00 USD a day (0.65 more reserved); it renews at midnight"
+    assert words in t.not_reserved(t.reserve(a, 0.5)).message
+    assert t.published[-1].message == f"was refused 0.50 USD more: {words}"
+    (t >> t.settle(name, cost=0.25)).skip()
+    t.reserved(t.reserve(a, 0.5))
+    assert t.refused("b").detail == words.replace("0.25", "0.50").replace("0.65", "0.50")
 
 
 def test_a_refusal_by_a_budget_is_published_once() -> None:

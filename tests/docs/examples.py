@@ -92,7 +92,7 @@ NOT_RESERVED = LimitRefusal(
     used=0.07,
     asked=1.05,
     message="not reserved: 1.05 USD more would take run a1 ('sleeper') above its cost limit: "
-    "0.07 of 1.00 USD are used or held, set by default. Finish with what you have.",
+    "0.07 of 1.00 USD are used, set by default. Finish with what you have.",
 )
 
 IN_FORCE = [

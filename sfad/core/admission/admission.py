@@ -309,7 +309,7 @@ class Admission:
                 ):
                     self._spending.postponed.append(ev)
                     return
-                share_out(run, budgets, self._ctx.policy.lease)
+                share_out(run, budgets, self._ctx.policy.lease, self._spending.sentence_of)
             awaits = self._awaiting.awaited_by(run, ev.ended) if ev.asked.after else ()
         except Invalid as invalid:
             self._ctx.fail(ev.token, ErrorCode.BAD_REQUEST, str(invalid))
@@ -347,6 +347,7 @@ class Admission:
         if peer.run is not None and caller is None:
             peer = replace(peer, unidentified=f"its run {peer.run} has ended")
         is_session = run.asked.session is not None
+        exhausted = self._spending.budgets.exhausted(peer.user)
         return Question(
             at=ev.at,
             policy=self._ctx.policy,
@@ -357,7 +358,8 @@ class Admission:
             rate=self._rate(peer.user),
             slots=self._ctx.slots,
             live=self._ctx.tree,
-            exhausted=self._spending.budgets.exhausted(peer.user),
+            exhausted=exhausted,
+            reserved=self._spending.reserved_of(exhausted) if exhausted is not None else 0,
             session_rate=self._session_rate(peer.user) if is_session else None,
             sessions=[live for live in self._ctx.tree if live.asked.session is not None]
             if is_session

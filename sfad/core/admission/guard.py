@@ -46,6 +46,8 @@ class Question(Struct, frozen=True):
     slots: Slots
     exhausted: Budget | None
     """A money budget of the peer's user with nothing left in it."""
+    reserved: int = 0
+    """The nano-dollars of it that are only reserved."""
     live: Iterable[Run] = ()
     """The live runs of all users."""
     session_rate: SlidingRate | None = None
@@ -226,14 +228,15 @@ def _descendants(q: Question) -> Refusal | None:
 def _money(q: Question) -> Refusal | None:
     if q.exhausted is None:
         return None
-    why = f"there is no money left in the budget: {q.exhausted.sentence}"
+    sentence = q.exhausted.sentence(q.reserved)
+    why = f"there is no money left in the budget: {sentence}"
     wait = None if q.exhausted.renews_at is None else max(0.0, q.exhausted.renews_at - q.at)
     quota = Quota(
         q.exhausted.key, round(to_usd(q.exhausted.charged), 6), to_usd(q.exhausted.allowed), wait
     )
     return q.refuse(
         Rule.BUDGET,
-        q.exhausted.sentence,
+        sentence,
         why,
         f"Start it again then, or {q.raised(q.exhausted.key)}",
         quota,

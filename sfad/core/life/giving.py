@@ -4,7 +4,7 @@ The share of such a run is counted as used from its admission on, which is saved
 sent. What it has not used comes back when its node tells its end, and only then: if that is never
 told, the whole share stays used."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -36,9 +36,11 @@ PART = 4
 """A run that asks for no share gets one part of so many of what is left."""
 
 
-def share_out(run: Run, budgets: Iterable[Budget], lease: float) -> None:
+def share_out(
+    run: Run, budgets: Iterable[Budget], lease: float, sentence_of: Callable[[Budget], str]
+) -> None:
     """Decide what a run that is to be placed takes out of its tree and out of its user's budgets.
-    `budgets` are those that bind. Raise `Invalid`."""
+    `budgets` are those that bind, and `sentence_of` says how far one is used. Raise `Invalid`."""
     for kind in _SHARED:
         _share(run, kind)
     for kind in ROLES:
@@ -51,7 +53,7 @@ def share_out(run: Run, budgets: Iterable[Budget], lease: float) -> None:
                 "leave out --fleet"
             )
     for budget in budgets:
-        _share_budget(run, budget)
+        _share_budget(run, budget, sentence_of)
     leased = run.parent is not None or (
         run.asked.placing is not None and run.asked.placing.restart_elsewhere
     )
@@ -112,11 +114,11 @@ def least_share(run: Run) -> int:
     )
 
 
-def _share_budget(run: Run, budget: Budget) -> None:
+def _share_budget(run: Run, budget: Budget, sentence_of: Callable[[Budget], str]) -> None:
     """Bound the run by what the budget has left: all that it may cost is charged in advance."""
     own, kind, left = run.limits.get(LimitKind.COST), LimitKind.COST, budget.left
     if left < to_core(kind, KINDS[kind].least):
-        raise Invalid(f"no share fits in what is left of a budget: {budget.sentence}")
+        raise Invalid(f"no share fits in what is left of a budget: {sentence_of(budget)}")
     if own is None or not own.binds or own.threshold > left:
         action = own.action if own is not None and own.binds else Action.TERMINATE
         run.limits[kind] = ActiveLimit(

@@ -362,6 +362,9 @@ class Spending:
             for account in accounts
         )
 
+    def sentence_of(self, budget: Budget) -> str:
+        return budget.sentence(self.reserved_of(budget))
+
     def doubts_of(self, budget: Budget) -> int:
         """Return what calls under way may cost beyond what they have charged to a budget."""
         return sum(map(self.under_way.doubts, budget.members))
@@ -371,11 +374,9 @@ class Spending:
     ) -> None:
         used = budget.used + (refused or 0)
         over = round(to_usd(max(0, used - budget.allowed)), 6)
-        words = (
-            budget.sentence
-            if refused is None
-            else f"was refused {format_usd(to_usd(refused))} USD more: {budget.sentence}"
-        )
+        words = self.sentence_of(budget)
+        if refused is not None:
+            words = f"was refused {format_usd(to_usd(refused))} USD more: {words}"
         event = Event(
             type=what,
             severity="medium",

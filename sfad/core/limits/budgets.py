@@ -102,9 +102,9 @@ class BudgetEnforcement:
         elif root.status not in {Status.RUNNING, Status.PAUSED} or not root.tree_can_spend:
             return
         elif action is Action.TERMINATE and not budget.may_grow:
-            self._stopping.stop_for(root, _out_of_money(ReasonKind.LIMIT, budget), at)
+            self._stopping.stop_for(root, self._out_of_money(ReasonKind.LIMIT, budget), at)
         else:
-            self._pause(root, _out_of_money(ReasonKind.BUDGET, budget), at)
+            self._pause(root, self._out_of_money(ReasonKind.BUDGET, budget), at)
 
     def _pause(self, root: Run, reason: Reason, at: float) -> None:
         paused = root.paused
@@ -130,14 +130,14 @@ class BudgetEnforcement:
             self._pausing.resume(root, at)
             self._limit_enforcement.enforce_subtree(root, at)
 
-
-def _out_of_money(kind: ReasonKind, budget: Budget) -> Reason:
-    return Reason(
-        kind=kind,
-        message=f"there is no money left in a budget: {budget.sentence}",
-        # no limit of the run is to be raised
-        limit_kind="cost" if kind is ReasonKind.LIMIT else None,
-        threshold=to_usd(budget.allowed),
-        used=round(to_usd(budget.used), 6),
-        exceeded_by=round(to_usd(max(0, budget.used - budget.allowed)), 6),
-    )
+    def _out_of_money(self, kind: ReasonKind, budget: Budget) -> Reason:
+        used = budget.used - self._spending.reserved_of(budget)
+        return Reason(
+            kind=kind,
+            message=f"there is no money left in a budget: {self._spending.sentence_of(budget)}",
+            # no limit of the run is to be raised
+            limit_kind="cost" if kind is ReasonKind.LIMIT else None,
+            threshold=to_usd(budget.allowed),
+            used=round(to_usd(used), 6),
+            exceeded_by=round(to_usd(max(0, used - budget.allowed)), 6),
+        )

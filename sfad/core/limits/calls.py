@@ -238,7 +238,7 @@ class Calls:
     def _cut_by_budget(self, run: Run, tokens: int) -> None:
         budget = next((budget for budget in self._spending.budgets_of(run) if budget.near), None)
         why = (
-            budget.sentence
+            self._spending.sentence_of(budget)
             if budget is not None
             else "a budget that has been raised since had no room for more"
         )
@@ -590,7 +590,8 @@ class Calls:
         more = tight.needed(tight.least)
         if tight.budget is not None:
             self._note_called(run)  # so its tree can spend, and the action is taken on it too
-            refusal = over_budget(tight.budget, more)
+            sentence = self._spending.sentence_of(tight.budget)
+            refusal = over_budget(tight.budget, more, sentence)
             self._budgets.run_short(tight.budget, at)
         else:
             assert tight.limited is not None
@@ -601,7 +602,7 @@ class Calls:
             refusal = over_limit(tight.limited, tight.active, used, more)
             if tight.output(-unsure) < tight.least or tight.active.action in WAITING:
                 self._limits.reservation_refused(
-                    tight.limited, tight.active, used, more, at, freeze=False
+                    tight.limited, tight.active, more, at, freeze=False
                 )
             else:  # what may not have been used ends no run
                 refusal = replace(

@@ -18,7 +18,15 @@ from ..life.pausing import Pausing
 from ..life.spending import Spending
 from ..life.stopping import Stopping
 from ..state.budgets import to_wire
-from ..state.limits import ActiveLimit, Crossing, all_crossings, amount, bare, crossings
+from ..state.limits import (
+    ActiveLimit,
+    Crossing,
+    all_crossings,
+    amount,
+    and_reserved,
+    bare,
+    crossings,
+)
 from ..state.run import LimitHold, Run
 from ..state.vocabulary import ReasonKind, Timer
 
@@ -30,8 +38,9 @@ WAITING = (Action.PAUSE, Action.REQUEST_INCREASE)
 
 
 def words_of(run: Run, crossing: Crossing, refused: float | None) -> str:
-    limit, used = crossing.active.limit, crossing.used
+    limit, used = crossing.active.limit, crossing.used - crossing.reserved
     kind = limit.kind
+    held = and_reserved(kind, crossing.reserved)
     if kind is LimitKind.TIME:
         return f"ran {used:.1f} s; its time limit is {limit.threshold:g} s, set by {limit.source}"
     if kind is LimitKind.SILENCE:
@@ -42,9 +51,8 @@ def words_of(run: Run, crossing: Crossing, refused: float | None) -> str:
         )
     bound = f"its {kind} limit is {bare(kind, crossing.active.threshold)}, set by {limit.source}"
     if refused is not None and crossing.exceeded:
-        return (
-            f"was refused {amount(kind, refused)} on top of {bare(kind, used - refused)}; {bound}"
-        )
+        so_far = bare(kind, used - refused)
+        return f"was refused {amount(kind, refused)} on top of {so_far}{held}; {bound}"
     whose = (
         " with its descendants"
         if KINDS[kind].scope == "tree" and run.account.below.get(kind)
@@ -52,7 +60,7 @@ def words_of(run: Run, crossing: Crossing, refused: float | None) -> str:
     )
     waits = kind is LimitKind.PLAN and crossing.exceeded and crossing.active.action in WAITING
     then = "; it goes on when the window is reset" if waits else ""
-    return f"used {amount(kind, used)}{whose}; {bound}{then}"
+    return f"used {amount(kind, used)}{held}{whose}; {bound}{then}"
 
 
 _AFTER_A_CUT = {
@@ -78,7 +86,7 @@ def reason_of(
 ) -> Reason:
     limit, account = crossing.active.limit, run.account
     turns, tokens, cost = (
-        account.used(kind) for kind in (LimitKind.TURNS, LimitKind.TOKENS, LimitKind.COST)
+        account.spent(kind) for kind in (LimitKind.TURNS, LimitKind.TOKENS, LimitKind.COST)
     )
     return Reason(
         kind=ReasonKind.LIMIT,
@@ -139,7 +147,7 @@ class LimitHolds:
         """Resume a run that has been given more room, unless another limit holds it as well."""
         others = holding(run)
         if others:
-            crossing = Crossing(others[0], _used(run, others[0].limit.kind, at), exceeded=True)
+            crossing = _exceeded(run, others[0], at)
             self.hold(
                 run, others[0], reason_of(run, crossing, at, words_of(run, crossing, None)), at
             )
@@ -149,9 +157,7 @@ class LimitHolds:
     def end_held(self, run: Run, active: ActiveLimit, why: str, at: float) -> None:
         hold = run.limit_hold
         refused = hold.refused if hold is not None and hold.kind == active.limit.kind else None
-        crossing = Crossing(
-            active, _used(run, active.limit.kind, at) + (refused or 0), exceeded=True
-        )
+        crossing = _exceeded(run, active, at, refused or 0)
         words = f"{words_of(run, crossing, refused)}; {why}"
         self._stopping.stop_for(
             run, reason_of(run, crossing, at, words, refused=refused is not None), at
@@ -203,8 +209,13 @@ def holding(run: Run) -> list[ActiveLimit]:
     return [active for active in run.limits.values() if active.over and active.action in WAITING]
 
 
-def _used(run: Run, kind: LimitKind, at: float) -> float:
-    return run.clock.elapsed(at) if kind is LimitKind.TIME else run.account.used(kind) or 0
+def _exceeded(run: Run, active: ActiveLimit, at: float, refused: float = 0) -> Crossing:
+    """Return how a limit is exceeded by what counts for it now, and by what was refused."""
+    kind, account = active.limit.kind, run.account
+    if kind is LimitKind.TIME:
+        return Crossing(active, run.clock.elapsed(at) + refused, exceeded=True)
+    used = (account.used(kind) or 0) + refused
+    return Crossing(active, used, exceeded=True, reserved=account.reserved(kind))
 
 
 # ---- What is near a limit or above it
@@ -338,7 +349,6 @@ class LimitEnforcement:
         self,
         limited: Run,
         active: ActiveLimit,
-        used: float,
         more: float,
         at: float,
         *,
@@ -346,15 +356,16 @@ class LimitEnforcement:
     ) -> None:
         """Answer the breach that a refused reservation would have been. `freeze`: a limit that
         holds the run freezes it, too."""
+        refused = _exceeded(limited, active, at, more)
         if active.action is not Action.REFUSE:
             # that it comes near is said of what is used, not of what is not
             found = [
-                crossing for crossing in crossings(active, used + more, 1.0) if crossing.exceeded
+                refused for crossing in crossings(active, refused.used, 1.0) if crossing.exceeded
             ]
             self._act_on(limited, found, at, refused=more, freeze=freeze)
         elif not active.refused:
             active.refused = True
-            self._publish_crossing(limited, Crossing(active, used + more, exceeded=True), more)
+            self._publish_crossing(limited, refused, more)
             self._ctx.changed(limited)
 
     def reply_cut(
@@ -364,7 +375,7 @@ class LimitEnforcement:
         own or of a run above it. What is missing is the limit's doing, so no run that the limit
         binds is completed. Nothing is stopped: the next call finds no room, and an agent that makes
         none prints what it has."""
-        crossing = Crossing(active, limited.account.used(active.limit.kind) or 0, exceeded=True)
+        crossing = _exceeded(limited, active, at)
         words = f"{cut_at(tokens)}; {words_of(limited, crossing, None)}"
         then = after_cut(active.action)
         if run.cut is None:

@@ -10,7 +10,7 @@ from .. import events as e
 from ..context import Context
 from ..life.spending import Spending
 from ..state.budgets import Budget, to_usd, to_wire
-from ..state.limits import ActiveLimit, amount, bare
+from ..state.limits import ActiveLimit, amount, and_reserved, bare
 from ..state.run import Run
 from .enforcement import LimitEnforcement
 
@@ -56,14 +56,19 @@ class UseRequests:
                         ev.token,
                         c.ReserveAnswer(run, None, over_limit(limited, active, used, more)),
                     )
-                    self._limit_enforcement.reservation_refused(limited, active, used, more, ev.at)
+                    self._limit_enforcement.reservation_refused(limited, active, more, ev.at)
                     return True
         cost = ev.reservation.cost or 0
         budget = self._spending.check_budgets(run, cost)
         if budget is not None and self._spending.draw_if_possible(budget, cost):
             self._spending.postponed.append(ev)
         elif budget is not None:
-            self._ctx.reply(ev.token, c.ReserveAnswer(run, None, over_budget(budget, cost)))
+            self._ctx.reply(
+                ev.token,
+                c.ReserveAnswer(
+                    run, None, over_budget(budget, cost, self._spending.sentence_of(budget))
+                ),
+            )
         return budget is not None
 
     def settle_requested(self, ev: e.SettleRequested) -> None:
@@ -83,11 +88,12 @@ class UseRequests:
 
 
 def over_limit(limited: Run, active: ActiveLimit, used: float, more: float) -> LimitRefusal:
-    limit = active.limit
+    limit, reserved = active.limit, limited.account.reserved(active.limit.kind)
     whose = f"run {limited.id} ('{limited.name}') above its {limit.kind} limit"
-    so_far = bare(limit.kind, used, unit=False)
+    so_far = bare(limit.kind, used - reserved, unit=False)
     numbers = (
-        f"{so_far} of {bare(limit.kind, active.threshold)} are used or held, set by {limit.source}"
+        f"{so_far} of {bare(limit.kind, active.threshold)} are used"
+        f"{and_reserved(limit.kind, reserved)}, set by {limit.source}"
     )
     return LimitRefusal(
         scope=KINDS[limit.kind].scope,
@@ -103,7 +109,7 @@ def over_limit(limited: Run, active: ActiveLimit, used: float, more: float) -> L
     )
 
 
-def over_budget(budget: Budget, more: int) -> LimitRefusal:
+def over_budget(budget: Budget, more: int, sentence: str) -> LimitRefusal:
     return LimitRefusal(
         scope=budget.scope,
         whose=budget.name,
@@ -112,5 +118,5 @@ def over_budget(budget: Budget, more: int) -> LimitRefusal:
         used=to_usd(budget.used),
         asked=to_usd(more),
         message=f"not reserved: {format_usd(to_usd(more))} USD more is not left in the budget: "
-        f"{budget.sentence}. Finish with what you have.",
+        f"{sentence}. Finish with what you have.",
     )

@@ -497,6 +497,11 @@ class Account:
         """Return the part of `used(kind)` that is only reserved. The rest is what is shown."""
         return self.own_reserved(kind) + self.reserved_below.get(kind, 0)
 
+    def spent(self, kind: LimitKind) -> float | None:
+        """Return what the run and its descendants have used, without what is only reserved."""
+        used, reserved = self.used(kind), self.reserved(kind)
+        return used if used is None or not reserved else used - reserved or None
+
     def own_reserved(self, kind: LimitKind) -> int:
         """Return the part of `own(kind)` that is only reserved."""
         if not self.reservations:

@@ -153,11 +153,12 @@ class Budget:
     def admits(self, more: int) -> bool:
         return self.charged + more <= self.most
 
-    @property
-    def sentence(self) -> str:
+    def sentence(self, reserved: int) -> str:
+        """Return what is used of it, in words. `reserved`: the nano-dollars of `charged` that are
+        only reserved."""
         most = "at most " if self.at_most else ""
         used, allowed, mine = (
-            format_usd(to_usd(each)) for each in (self.used, self.allowed, self.most)
+            format_usd(to_usd(each)) for each in (self.used - reserved, self.allowed, self.most)
         )
         if self.keeper is not None:
             words = (
@@ -173,6 +174,8 @@ class Budget:
             )
         else:
             words = f"{most}{used} of {allowed} USD a {self.period}"
+        if reserved:
+            words += f" ({format_usd(to_usd(reserved))} more reserved)"
         return (
             f"{self.scope} {self.name} has used {words}; "
             f"it renews at {self.renews.replace('T', ' ')[:16]}"

@@ -70,6 +70,12 @@ def bare(kind: LimitKind, value: float, *, unit: bool = True) -> str:
     return format_amount(kind, to_wire(kind, value), unit=unit)
 
 
+def and_reserved(kind: LimitKind, reserved: float) -> str:
+    """Return what follows an amount that is used, in words: ` (0.20 more reserved)`; empty if
+    nothing is reserved."""
+    return f" ({bare(kind, reserved, unit=False)} more reserved)" if reserved else ""
+
+
 class ActiveLimit(Struct, omit_defaults=True, gc=False):
     """A limit in force on a run, and which events about it have been published."""
 
@@ -122,6 +128,8 @@ class Crossing(Struct, frozen=True):
     active: ActiveLimit
     used: float
     exceeded: bool
+    reserved: float = 0
+    """The part of `used` that is only reserved."""
 
 
 def limits_of(asked: Asked, above: Parent | None, policy: Policy, uid: int) -> Limits:
@@ -325,19 +333,19 @@ def all_crossings(limits: Limits, account: Account, nearing: float) -> Iterator[
             continue
         used = account.used(kind)
         if used is not None:
-            # what is reserved may take all that is left, and is rarely used
-            yield from crossings(active, used, nearing, shown=used - account.reserved(kind))
+            yield from crossings(active, used, nearing, reserved=account.reserved(kind))
 
 
 def crossings(
-    active: ActiveLimit, used: float, nearing: float, *, shown: float | None = None
+    active: ActiveLimit, used: float, nearing: float, *, reserved: float = 0
 ) -> Iterator[Crossing]:
-    """Yield whether this limit was crossed since the last call. `shown`: what counts for its
-    nearing, where that is less."""
-    near = used if shown is None or active.above(used) else shown
+    """Yield whether this limit was crossed since the last call. `reserved`: the part of `used` that
+    is only reserved."""
+    # what is reserved may take all that is left, and is rarely used
+    near, held = (used, reserved) if active.above(used) else (used - reserved, 0)
     if not active.near and active.nears(near, nearing):
         active.near = True
-        yield Crossing(active, near, exceeded=False)
+        yield Crossing(active, near, exceeded=False, reserved=held)
     if not active.over and active.above(used):
         active.over = True
-        yield Crossing(active, used, exceeded=True)
+        yield Crossing(active, used, exceeded=True, reserved=reserved)
