@@ -192,6 +192,7 @@ class History:
             more=len(found) == CALLS,
             ended=True,
             gateway=run.by_gateway,
+            usage=run.usage if run.costs_more_than_calls else None,
         )
 
     def _result(self, request: m.Result) -> m.Reply:

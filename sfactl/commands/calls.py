@@ -7,7 +7,7 @@ from sfad.protocol.requests.base import Reply
 from sfad.protocol.requests.following import CallPush, Wait, Watch
 from sfad.protocol.requests.listing import List
 from sfad.protocol.requests.records import CallPage, ListCalls
-from sfad.protocol.types import CallInfo, RunId
+from sfad.protocol.types import CallInfo, RunId, Source
 from sfad.protocol.units import counted
 
 from .. import output, table
@@ -36,6 +36,7 @@ def calls(
     the input those read from a cache, cost, seconds to the first byte and in all, and what
     happened, which model has answered, what was not text, and whose price counts. Calls that
     wait or are under way have no figures yet. A cost with ≥ is a lower bound, with ≤ an upper.
+    If another source tells that a run has cost more, a line below the table says so.
     --name, --label and --all choose the same runs as for `sfactl list`, including ended ones.
 
     -f follows until the runs end: each call is printed once it has ended or was refused, even
@@ -60,6 +61,9 @@ def calls(
         else:
             for run in runs:
                 _print(lambda wanted: client.call(wanted, CallPage), run, shown)
+        if shown.any and not (refused or chosen.json):
+            for run in runs:
+                _tell_of_more(client.call(ListCalls(id=0, run=run), CallPage))
         if first and not shown.any:
             output.note(_none(first, refused=refused))
     return code
@@ -86,6 +90,26 @@ def _print(ask: Callable[[ListCalls], CallPage], run: RunId, shown: "CallLines")
         if not page.more:
             return
         page = ask(ListCalls(id=0, run=run, after=call.time, after_number=call.number))
+
+
+def _tell_of_more(page: CallPage) -> None:
+    """Print what counts for a run if that is more than its calls have cost."""
+    usage = page.usage
+    if usage is not None and usage.source is not None:
+        print(
+            f"{page.run}: {output.bound(usage)}{output.used(usage)} count for it, because "
+            f"{_SAYS[usage.source]} tells of more than these calls (sfactl info {page.run})"
+        )
+
+
+_SAYS: dict[Source, str] = {
+    "gateway": "a session file",  # of calls around it
+    "report": "its agent",
+    "stream": "its output",
+    "session": "its session file",
+    "around": "its session file",
+    "none": "another source",
+}
 
 
 def _none(first: Sequence[CallPage], *, refused: bool) -> str:

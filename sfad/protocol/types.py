@@ -659,6 +659,12 @@ class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
             state.enforced_by in ("gateway", "ready") for state in self.limits
         )
 
+    @property
+    def costs_more_than_calls(self) -> bool:
+        """Whether another source tells of a higher cost than the calls that the gateway saw."""
+        seen = self.usage_by_source.get("gateway")
+        return seen is not None and (self.usage.cost_usd or 0) > (seen.cost_usd or 0)
+
 
 class Isolation(Struct, frozen=True, kw_only=True):
     """How a run is isolated. A client says only `network`, `writable`, `readable` and `egress`. The

@@ -264,6 +264,10 @@ def test_a_final_figure_of_another_source_counts_if_it_is_larger(
         assert sum(each["cost_usd"] for each in listed) == pytest.approx(usd)
         words = agent.daemon.sfactl("info", agent.id).stdout
         assert f"{source if larger else 'gateway'}, shown elsewhere]" in words
+        below = agent.daemon.sfactl("calls", agent.id).stdout.splitlines()[2:]
+        where = "output" if source == "stream" else "session file"
+        more = f"{agent.id}: 0.30 USD count for it, because its {where} tells of more than these"
+        assert [line.startswith(more) for line in below] == [True] * larger, below
 
 
 @pytest.mark.parametrize("source", ["stream", "session"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from ..types import CallInfo, Event, RunId, Severity
+from ..types import CallInfo, Event, RunId, Severity, Usage
 from .base import ALWAYS, Reply, Request
 
 
@@ -88,3 +88,6 @@ class CallPage(Reply, tag="calls"):
     """The run has ended."""
     gateway: bool = False
     """The run uses the gateway."""
+    usage: Usage | None = None
+    """What counts for the run, if another source tells of a higher cost than its calls
+    (docs/metering.md)."""

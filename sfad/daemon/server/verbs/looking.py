@@ -138,7 +138,15 @@ def calls(asker: Asker, request: ListCalls, run: RunInfo) -> None:
     live = asker.runtime.catalogue.live.get(run.id)
     uses = bool(live.spawn.gateway) if live is not None else run.by_gateway
     asker.reply(
-        CallPage(id=asker.id, run=run.id, calls=found, more=more, ended=live is None, gateway=uses)
+        CallPage(
+            id=asker.id,
+            run=run.id,
+            calls=found,
+            more=more,
+            ended=live is None,
+            gateway=uses,
+            usage=run.usage if run.costs_more_than_calls else None,
+        )
     )
 
 
