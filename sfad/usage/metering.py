@@ -53,8 +53,11 @@ class NotedCalls(NamedTuple):
 
     gateway_uid: int | None
     calls: Sequence[m.EndCall]
+    complete: bool
+    """No other call was sent."""
 
 
+_UNSENT = "the gateway was killed before it was sent; it costs nothing"
 MAX_ANSWERS = 1000
 """Names without a price whose answers are remembered: an agent can invent any number."""
 _COMPARED = Tokens(input=10_000, output=1000)
@@ -152,17 +155,25 @@ class UsePricing:
             del self._answers[next(iter(self._answers))]
 
     def settled_noted(
-        self, at: float, noted: NotedCalls, reservation_of: Callable[[str], OpenReservation | None]
+        self, at: float, noted: NotedCalls, reservations: Mapping[str, OpenReservation]
     ) -> Iterator[e.CallSettled]:
-        """Yield the calls of which a gateway has noted what had passed. One whose price was known,
-        and is not now, counts as reserved."""
-        for end in noted.calls:
-            reservation = reservation_of(end.reservation)
-            if reservation is None or reservation.gateway_uid != noted.gateway_uid:
+        """Yield the calls that a gateway had under way: for what had passed by what it has noted,
+        for nothing if it has not noted that it sends one. A call whose price was known, and is not
+        now, counts as reserved."""
+        ends = {end.reservation: end for end in noted.calls}
+        for name, reservation in reservations.items():
+            if reservation.source != "gateway" or reservation.gateway_uid != noted.gateway_uid:
                 continue
-            settled = self.settled(at, end, reservation)
-            if settled.used.cost is not None or reservation.cost is None:
-                yield settled
+            if (end := ends.get(name)) is not None:
+                settled = self.settled(at, end, reservation)
+                if settled.used.cost is not None or reservation.cost is None:
+                    yield settled
+            elif noted.complete:
+                unsent = m.EndCall(
+                    id=0, run=name.rpartition("-")[0], reservation=name, model=reservation.model,
+                    tokens=Tokens(), error=_UNSENT,
+                )  # fmt: skip
+                yield e.CallSettled(at, unsent, Use())
 
     def use_of_call(self, request: m.EndCall, reservation: OpenReservation) -> Use:
         """Return what a call has used; what was reserved for it where its reply could not be

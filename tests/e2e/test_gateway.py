@@ -333,7 +333,8 @@ def passed(daemon: Daemon, provider: Provider) -> float:
     noted = daemon.state_dir / "gateway.calls"
     wait_until(
         lambda: (
-            sum(call.tokens.output for call in noted_in(noted) if call.tokens is not None) == output
+            sum(call.tokens.output for call in noted_in(noted).calls if call.tokens is not None)
+            == output
         ),
         "all is noted",
     )
@@ -361,6 +362,37 @@ def test_a_killed_gateway_is_back_at_once_and_loses_no_money(
         wait_until(lambda: info(client, run.id).total_cost_usd == expected, "all calls are settled")
         done.touch()
         assert ended(client, run.id).total_cost_usd == expected
+
+
+@pytest.mark.parametrize("also", [[], ["daemon"]], ids=["gateway", "gateway-and-daemon"])
+def test_a_call_of_whose_admission_the_killed_gateway_had_not_heard_costs_nothing(
+    start: Start, provider: Provider, tmp_path: Path, also: list[str]
+) -> None:
+    daemon = start(config=config(provider))
+    done = tmp_path / "done"
+    with daemon.client() as client:
+        run = calling(client, limit("cost", 0.05, "pause"), threads=1, then=str(done))
+        wait_until(lambda: info(client, run.id).status is Status.PAUSED, "its call is held")
+        pid, _ = gateway(daemon)
+        os.kill(pid, signal.SIGSTOP)
+        assert daemon.sfactl("resume", run.id, "--limit", "cost=9").returncode == 0
+        asked = m.ListCalls(id=client.next_id(), run=run.id)
+        states = [each.state for each in client.call(asked, m.CallPage).calls]
+        assert states[-1:] == ["under_way"], states
+    if also:
+        daemon.kill()
+    os.kill(pid, signal.SIGKILL)
+    if also:
+        daemon.restart()
+    wait_until(lambda: len(results(daemon, run.id)) == 1, "the call has broken off")
+    done.touch()
+    with daemon.client() as client:
+        assert not ended(client, run.id).total_cost_usd
+        asked = m.ListCalls(id=client.next_id(), run=run.id)
+        call = client.call(asked, m.CallPage).calls[-1]
+    assert (call.state, call.cost_usd or 0) == ("ended", 0)
+    assert call.error == "the gateway was killed before it was sent; it costs nothing"
+    assert provider.bills == []
 
 
 def test_daemon_and_gateway_are_killed_together(

@@ -18,7 +18,7 @@ import psutil
 import trio
 
 from ...config import GatewayConfig
-from ...gateway.call_journal import noted_in
+from ...gateway.call_journal import Noted, noted_in
 from ...host.files import UNDECODABLE, create, keep_damaged, read
 from ...host.log import Log
 from ...host.probe import no_inodes, user_name
@@ -26,7 +26,6 @@ from ...host.tasks import ROUND_REQUESTS
 from ...processes import kernel
 from ...processes.launcher import Launcher
 from ...protocol.event_types import EventType
-from ...protocol.messages import EndCall
 from ...protocol.types import Severity
 from .otel_process import UNKNOWN, ended, start_helper
 
@@ -76,7 +75,7 @@ class GatewayProcess:
         launcher: Launcher,
         log: Log,
         tell: Callable[[EventType, str, Severity], None],
-        settle: Callable[[list[EndCall]], Awaitable[None]],
+        settle: Callable[[Noted], Awaitable[None]],
         in_use: Callable[[], bool],
         damaged: Callable[[str], None],
         ports: set[int],
@@ -411,7 +410,7 @@ class GatewayProcess:
         self._log.info("gateway", pid=pid, port=self._record.port, uid=self.uid)
         return pid
 
-    def noted(self) -> list[EndCall]:
+    def noted(self) -> Noted:
         """Return what its process, or the one before, has noted of its calls."""
         try:
             return noted_in(self._journal)
@@ -420,7 +419,7 @@ class GatewayProcess:
                 f"{self._journal} cannot be read: {error.strerror}; "
                 "calls that were under way count as reserved"
             )
-            return []
+            return Noted([], complete=False)
 
     async def _ended(self, pid: int) -> str:
         """Wait until the process has ended, and reap it. Return how it ended."""

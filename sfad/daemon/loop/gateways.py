@@ -19,13 +19,14 @@ import trio
 from ...agents.setup_reader import TreeSetups
 from ...config import GatewayConfig, UpstreamConfig
 from ...core.events import AgentProcess
+from ...gateway.call_journal import Noted
 from ...host.log import Log
 from ...host.tasks import keep_serving
 from ...processes import kernel
 from ...processes.launcher import Launcher
 from ...protocol.event_types import EventType
 from ...protocol.known import KNOWN_PROGRAMS, KnownProgram
-from ...protocol.messages import EndCall, UpstreamInfo
+from ...protocol.messages import UpstreamInfo
 from ...protocol.types import RunId, Severity
 from ...runs.live import Live
 from .gateway_process import ANY_RUN, RECORD, GatewayProcess
@@ -38,7 +39,7 @@ class Gateways:
         launcher: Launcher,
         log: Log,
         tell: Callable[[EventType, str, Severity], None],
-        settle: Callable[[int | None, list[EndCall]], Awaitable[None]],
+        settle: Callable[[int | None, Noted], Awaitable[None]],
         live: Callable[[], Iterable[Live]],
         damaged: Callable[[str], None],
         *,

@@ -17,7 +17,6 @@ from ...agents.setup_reader import SetupReader
 from ...core import events as e
 from ...core.life.lifecycle import severity_of_end
 from ...core.machine import Machine
-from ...core.state.account import OpenReservation
 from ...core.state.quotas import HOUR
 from ...core.state.run import Run
 from ...durable.adoption import Adoption, Rows, StoredPidfds
@@ -25,6 +24,7 @@ from ...durable.budgets import BudgetBooks
 from ...durable.handover import HandedRun
 from ...durable.maintenance import Maintenance, MaintenanceJobs, SessionArchive
 from ...durable.subscriptions import SubscriptionBooks
+from ...gateway.call_journal import Noted
 from ...host import systemd
 from ...host.clock import wall_clock
 from ...host.descriptors import Descriptors
@@ -130,21 +130,23 @@ class Succession:
         if not under_way:
             return
         for gateway in self.gateways:
-            noted = NotedCalls(gateway.uid, gateway.noted())
+            calls, complete = gateway.noted()
+            # one that is alive may send a call yet that it has not noted
+            noted = NotedCalls(gateway.uid, calls, complete and gateway.pid is None)
             yield from self.metering.use_pricing.settled_noted(
-                trio.current_time(), noted, under_way.get
+                trio.current_time(), noted, under_way
             )
 
-    def gateway_gone(self, gateway_uid: int | None, noted: list[EndCall]) -> e.GatewayGone:
+    def gateway_gone(self, gateway_uid: int | None, noted: Noted) -> e.GatewayGone:
         """Return what a gateway that has ended had under way. The prices must be known."""
-        at, known = trio.current_time(), self.machine.reservation
-
-        def reservation(name: str) -> OpenReservation | None:
-            found = known(name)
-            return found[1] if found is not None else None
-
+        at = trio.current_time()
+        under_way = {
+            name: each
+            for run in self.machine.tree
+            for name, each in run.account.reservations.items()
+        }
         settled = self.metering.use_pricing.settled_noted(
-            at, NotedCalls(gateway_uid, noted), reservation
+            at, NotedCalls(gateway_uid, *noted), under_way
         )
         return e.GatewayGone(at, tuple(settled), gateway_uid)
 
@@ -534,10 +536,10 @@ class Runtime:
         self.run_feed.changed([run])
         self.announcer.tell_milestone(run, milestone)
 
-    async def _settle_calls(self, gateway_uid: int | None, noted: list[EndCall]) -> None:
+    async def _settle_calls(self, gateway_uid: int | None, noted: Noted) -> None:
         """Charge what a gateway that has ended had under way: that of a user, or the service's
         own."""
-        for each in noted:
+        for each in noted.calls:
             await self._price_known(each)
         self.feed(self.succession.gateway_gone(gateway_uid, noted))
         self.launcher_events.call_settled()
