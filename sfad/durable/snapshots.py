@@ -35,7 +35,7 @@ from ..storage.store import Store
 # msgspec.
 
 
-_SUMS = ("reserved_by_agent", "below", "ended", "ended_unsure")
+_SUMS = ("reserved_by_agent", "below", "ended", "ended_unsure", "printed_ended")
 _PARTS: dict[str, Any] = {
     "sources": dict[Source, Use],
     "reservations": dict[str, OpenReservation],
@@ -61,11 +61,12 @@ def from_saved(wanted: type, saved: Any) -> Any:
     if wanted is not Account:
         raise NotImplementedError(f"{wanted} is not saved")
     try:
+        saved = {"printed_ended": {}} | saved
         _converted(saved, to_nanos)
         return Account(
             **{name: msgspec.convert(saved[name], type_) for name, type_ in _PARTS.items()}
         )
-    except (AttributeError, KeyError) as error:
+    except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"this is no account: {error}") from error
 
 

@@ -619,6 +619,40 @@ def test_the_agents_price_counts_after_a_call_around_the_gateway() -> None:
     assert cost(t, a) == [0.375]
 
 
+def test_what_a_child_run_prints_into_its_parents_output_counts_once() -> None:
+    """As of a script with `--meter` whose shimmed program inherits its stdout."""
+    t = Life()
+    t >> t.budgets(purse(9, "ann"))
+    a = t.start("a")
+    b = t.start("b", inside(a))
+    d = t.start("d", inside(b), prints_in=a)
+
+    def own() -> list[float]:
+        found = [t.run(run).account.best for run in (a, b, d) if t.machine.tree.get(run)]
+        return [to_usd(best[1].cost or 0) for best in found if best is not None]
+
+    (t >> t.used(a, output_tokens=150, cost=0.375)).skip()
+    assert (own(), t.charged) == ([0.375], {"user ann": 0.375})
+    # the gateway has another price of what the output tells, too
+    (t >> t.used(d, "gateway", output_tokens=100, cost=0.2)).skip()
+    assert (own(), cost(t, a, b, d)) == ([0.125, 0.2], [0.325, 0.2, 0.2])
+    assert t.charged == {"user ann": 0.325}
+    name = t.reserved(t.reserve(d, 0.3, 1000))
+    assert (own(), cost(t, a)) == ([0.125, 0.2], [0.425])
+    (t >> t.next_daemon(a, b, d)).skip()
+    assert (own(), cost(t, a)) == ([0.125, 0.2], [0.425])
+    (t >> t.budgets(purse(9, "ann", charged=0.425))).skip()
+    t.charged.clear()
+    (t >> t.settle(name, cost=0.0)).skip()
+    assert cost(t, a, b, d) == [0.325, 0.2, 0.2]
+    for run in (d, b):
+        (t >> t.exited(run, 0)).skip()
+    assert (own(), cost(t, a)) == ([0.125], [0.325])
+    (t >> t.next_daemon(a)).skip()
+    (t >> t.used(a, output_tokens=160, cost=0.4)).skip()
+    assert (own(), cost(t, a)) == ([0.15], [0.35])
+
+
 def test_an_estimate_of_a_call_under_way_is_a_part_of_its_reservation() -> None:
     held = OpenReservation(
         "m", 90, 50, to_nanos(2.0), None, source="gateway", messages=1, more_input=10

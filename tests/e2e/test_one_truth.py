@@ -26,6 +26,7 @@ from tests.harness import Daemon, ended, spawn, wait_until
 from .agents import info, limit
 from .caller import MODEL
 from .provider import IN_USD, OUT_USD, Provider
+from .test_by_default import run
 from .test_bypass import SESSION
 from .test_gateway import CALLER, config
 from .test_run_feed import watching
@@ -319,6 +320,45 @@ def test_a_script_that_goes_around_the_gateway_adds_to_it(
         agent.tells("gateway", usd)
         agent.exits()
         agent.shows(usd + past, partial=True)
+
+
+PRINTS = """#!{python}
+import json, subprocess, sys
+call = [sys.executable, {caller!r}, json.dumps({{"output": 1000}})]
+subprocess.run(call, stdout=subprocess.DEVNULL, check=True)
+used = {{"inputTokens": 0, "outputTokens": 1000}}
+print(json.dumps({{
+    "type": "result", "subtype": "success", "session_id": {session!r}, "result": "done",
+    "total_cost_usd": 1.3 * 1000 * {usd}, "modelUsage": {{{model!r}: used}},
+}}), flush=True)
+"""
+"""A Claude Code that makes a call through the gateway and prints its events."""
+
+
+def test_what_a_shimmed_program_prints_into_a_metered_script_counts_once(
+    start: Start, provider: Provider, tmp_path: Path
+) -> None:
+    program = tmp_path / "programs" / "claude"
+    program.parent.mkdir()
+    program.write_text(
+        PRINTS.format(
+            python=sys.executable, caller=CALLER, session=SESSION_ID, usd=OUT_USD, model=MODEL
+        )
+    )
+    program.chmod(0o755)
+    daemon = start(config=config(provider))
+    script = "claude -p hi --output-format stream-json; true"
+    words = ["--meter", "claude", "--name", "night", "--", "sh", "-c", script]
+    done = run(daemon, program.parent, *words)
+    assert done.returncode == 0, done.stderr
+    rows = {row["name"]: row for row in json.loads(daemon.sfactl("list", "--json").stdout)["runs"]}
+    assert rows["claude"]["parent_id"] == rows["night"]["id"]
+    told = json.loads(daemon.sfactl("info", "night", "--json").stdout)
+    assert told["usage_by_source"]["stream"]["output_tokens"] == 1000
+    bill = pytest.approx(provider.usd)
+    assert (told["usage"]["cost_usd"], told["total_cost_usd"]) == (0, bill)
+    summary = json.loads(daemon.sfactl("summary", "--json").stdout)
+    assert (rows["claude"]["usage"]["cost_usd"], summary["cost_usd"]) == (bill, bill)
 
 
 def test_a_tree_shows_the_sum_of_its_runs(start: Start, provider: Provider, tmp_path: Path) -> None:

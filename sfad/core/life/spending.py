@@ -66,6 +66,11 @@ def _marked(run: Run, source: Source, use: Use) -> Use:
     return dataclass_replace(use, partial=True) if misses else use
 
 
+def _prints_in(run: Run) -> Run | None:
+    """Return the run above whose metered output holds what this one prints."""
+    return next((above for above in run.ancestors if above.id == run.asked.prints_in), None)
+
+
 def _agent_cost_counts(run: Run) -> bool:
     return run.goes_around or run.asked.tells_each_call
 
@@ -86,7 +91,7 @@ class Spending:
         self.postponed: list[e.SpawnRequested | e.ReserveRequested] = []
         """Requests that wait for more of a budget from another node."""
 
-    def restore(self, runs: Iterable[Run]) -> None:
+    def restore(self, runs: Sequence[Run]) -> None:
         """Continue with what an earlier daemon has counted for all its runs. Each was saved at
         another moment, so their sums are counted again: whatever is given back later was part of
         them."""
@@ -96,16 +101,19 @@ class Spending:
                 self.under_way.begin(run.user, reservation)
             run.account.below = dict(run.account.ended)
             run.account.reserved_below = {}
+            run.account.printed = run.account.printed_ended.get(LimitKind.TOKENS, 0)
             self._last_reservation = max(
                 [
                     self._last_reservation,
                     *(int(name.rpartition("-")[2]) for name in run.account.reservations),
                 ]
             )
-        for run in runs:
-            add_below(
-                (above.account for above in run.ancestors), NO_TREE_USE, run.account.own_tree_use()
-            )
+        # children first: what they print is a part of what the runs above tell
+        for run in sorted(runs, key=lambda run: len(run.lineage), reverse=True):
+            own = run.account.own_tree_use()
+            add_below((above.account for above in run.ancestors), NO_TREE_USE, own)
+            if (prints := _prints_in(run)) is not None:
+                prints.account.printed += own.tokens
 
     def set_use(self, run: Run, source: Source, use: Use) -> None:
         """Take what a source tells of the run's use in all."""
@@ -162,6 +170,10 @@ class Spending:
         if after != before:
             add_below((above.account for above in run.ancestors), before, after)
             self._charge(run, after.counted[_COST] - before.counted[_COST], periods)
+            if (prints := _prints_in(run)) is not None:
+                earlier = prints.account.own_tree_use()
+                prints.account.printed += after.tokens - before.tokens
+                self._count(prints, earlier)
         self._ctx.used_more(run)
         self.budgets_changed |= any(
             budget.over or budget.exhausted for budget in self.budgets_of(run)
@@ -253,6 +265,8 @@ class Spending:
         used = account.own_tree_use().counted
         if any(used):
             add_ended((above.account for above in run.ancestors), used)
+            if (prints := _prints_in(run)) is not None:
+                prints.account.print_ended(account.own_tree_use().tokens)
             for above in run.ancestors:
                 above.account.end_below(account)
                 above.partial_below |= account.partial

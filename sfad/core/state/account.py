@@ -96,6 +96,19 @@ class Use:
             guessed_cost=None,
         )
 
+    def beyond(self, tokens: int) -> Use:
+        """Return what is left if so many tokens are not counted, at the price of all."""
+        total = self.tokens
+        if not total:
+            return self
+        left = max(0, total - tokens)
+        output = min(self.output_tokens or 0, left)
+        parts: dict[str, Any] = {
+            name: None if (amount := getattr(self, name)) is None else amount * left // total
+            for name in _OF_TOKENS
+        }
+        return replace(self, input_tokens=left - output, output_tokens=output, **parts)
+
     @property
     def without_cost(self) -> Use:
         return replace(
@@ -130,6 +143,17 @@ class Use:
 _SUMMED = tuple(
     name for name in Use.__dataclass_fields__ if name not in ("cost_from", "partial", "estimated")
 )
+
+_OF_TOKENS = (
+    "cached_tokens",
+    "cost",
+    "unpriced_tokens",
+    "unsure_tokens",
+    "unsure_cost",
+    "guessed_tokens",
+    "guessed_cost",
+)
+"""The figures of `Use` that are a part of its tokens, or their cost."""
 
 NOTHING = Use()
 
@@ -260,6 +284,8 @@ class Account:
         "ended",
         "ended_unsure",
         "levels",
+        "printed",
+        "printed_ended",
         "reservations",
         "reserved_below",
         "reserved_by_agent",
@@ -276,6 +302,7 @@ class Account:
         ended: Mapping[LimitKind, int] = {},
         levels: Mapping[LimitKind, float] = {},
         ended_unsure: Mapping[LimitKind, int] = {},
+        printed_ended: Mapping[LimitKind, int] = {},
     ) -> None:
         self.sources = dict(sources)
         self.agent_cost_counts = False
@@ -301,6 +328,11 @@ class Account:
         """The part of `below` that ended descendants have used."""
         self.ended_unsure = dict(ended_unsure)
         """The part of `ended` that may not have been used."""
+        self.printed_ended = dict(printed_ended)
+        """The tokens that ended descendants have used whose output is a part of this run's."""
+        self.printed = self.printed_ended.get(LimitKind.TOKENS, 0)
+        """The same with those of live ones: they are in `below`, and what the run's own stream
+        tells holds them too."""
         self.levels = dict(levels)
         """What the kernel told last of the whole subtree: memory, pids. It is asked only where a
         limit may be near."""
@@ -388,6 +420,9 @@ class Account:
         """What each source tells of the whole run, the best source first. What went around the
         gateway adds to what came through it, and nothing tells the last call of that."""
         uses = {source: self.sources[source] for source in SOURCES if source in self.sources}
+        if self.printed:
+            for source in OF_AGENT & uses.keys():
+                uses[source] = uses[source].beyond(self.printed)
         around = self.sources.get("around")
         if around is None:
             return uses
@@ -519,6 +554,11 @@ class Account:
             if unsure := ended.unsure(kind):
                 _add(self.ended_unsure, {kind: unsure})
 
+    def print_ended(self, tokens: int) -> None:
+        """Take over what a descendant has used that ends, and whose output is a part of this
+        run's."""
+        _add(self.printed_ended, {LimitKind.TOKENS: tokens})
+
     def own_tree_use(self) -> TreeUse:
         if not self.metered:
             return NO_TREE_USE
@@ -534,6 +574,14 @@ class TreeUse(NamedTuple):
     counted: tuple[int, ...]
     reserved: tuple[int, ...]
     """The part of that which is only reserved."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that are used, not only reserved."""
+        return self.counted[_TOKENS] - self.reserved[_TOKENS]
+
+
+_TOKENS = TREE_USE.index(LimitKind.TOKENS)
 
 
 def _add(sums: dict[LimitKind, int], amounts: Mapping[LimitKind, int]) -> None:

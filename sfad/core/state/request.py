@@ -139,6 +139,8 @@ class Asked(Struct, frozen=True, omit_defaults=True):
     """It executes on another node, or on this one if that is chosen."""
     grant: Grant | None = None
     """Another node has started it, and this is what it may use."""
+    prints_in: RunId | None = None
+    """The run above whose stdout is its own, and whose meter reads what it prints."""
 
     @property
     def tools(self) -> ToolLists:

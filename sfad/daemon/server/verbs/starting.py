@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -345,6 +345,7 @@ def _prepare_and_ask(
             push(asker, run)
 
     asked, program = asked_of(request, asker.connection.number, session, setups)
+    asked = replace(asked, prints_in=_prints_in(asker, caller, request, descriptors))
     pending = PendingSpawn(
         request,
         setups,
@@ -423,6 +424,17 @@ def _once_served(
         )
 
     return _later(asker, descriptors, go_on)
+
+
+def _prints_in(
+    asker: Asker, caller: Live | None, request: Spawn, descriptors: Sequence[int]
+) -> RunId | None:
+    """Return the run above whose metered stdout is that of a run to be, too."""
+    if caller is None or request.stdio != "inherit":
+        return None
+    live, output = asker.runtime.catalogue.live, asker.runtime.output
+    metered = [run for run in caller.lineage_ids if run in live and live[run].program is not None]
+    return next((run for run in metered if output.is_stdout(descriptors[1], run)), None)
 
 
 def _take_descriptors(asker: Asker, request: Spawn) -> list[int]:
