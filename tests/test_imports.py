@@ -127,7 +127,7 @@ def test_the_core_is_pure() -> None:
 
 def test_the_core_needs_no_transport() -> None:
     for path in modules("sfad/core"):
-        names = ["event_types", "types", "kinds", "known", "limits", "sanitise", "units"]
+        names = ["event_types", "types", "kinds", "known", "limits", "holds", "sanitise", "units"]
         names += ["requests.fleet", "requests.gateway", "requests.subscriptions"]
         allowed = {f"sfad.protocol.{name}" for name in names}
         if path.stem == "access":

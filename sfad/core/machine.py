@@ -7,6 +7,7 @@ from typing import assert_never
 
 from msgspec.structs import replace
 
+from ..protocol.types import Hold, Status
 from . import commands as c
 from . import events as e
 from .admission.admission import Admission, Awaiting, Widening
@@ -29,6 +30,7 @@ from .limits.use_requests import UseRequests
 from .limits.violations import Bypasses, HandOffs, ToolRules, Unadmitted
 from .state.alerts import Key as AlertKey
 from .state.alerts import RaisedAlert
+from .state.holds import Moment, holds_of
 from .state.policy import Policy
 from .state.run import Run
 from .state.vocabulary import Timer
@@ -159,6 +161,13 @@ class Machine:
     def refused_callers(self) -> Collection[str]:
         """The callers whose refusals are counted: `user NAME`, or the id of a live run."""
         return self._admission.refused_callers
+
+    def holds(self, run: Run, moment: Moment) -> tuple[Hold, ...]:
+        """Return why a live run waits, or calls of it."""
+        calls = self._calls.wait_of(run.id) if self._calls.waiting else None
+        if calls is None and run.status is Status.RUNNING:
+            return ()  # most runs, most of the time
+        return holds_of(run, self.slots, calls, moment)
 
     def handle(self, event: e.Event) -> c.Outcome:
         """Return what `event` calls for: commands in their order, and the runs whose snapshots are

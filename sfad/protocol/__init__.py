@@ -2,6 +2,7 @@
 
 `types`       the nouns: a run as it is shown, limits, refusals, reasons, error codes
 `kinds`       the table of the kinds of limit: unit, range, default, who counts it
+`holds`       the table of the kinds of hold: what ends each, and how people are told of it
 `limits`      limits as people write them, and as they are shown
 `limits_object` limits as programs write them: one JSON object
 `units`       durations, sizes, counts and money as people write them, and as they are shown

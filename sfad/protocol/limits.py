@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from . import units
 from .kinds import COSTS, KINDS, TIMED
-from .types import Action, Limit, LimitKind, LimitState
+from .types import Action, Limit, LimitKind, LimitState, Reason
 
 ALIASES = {word: kind for kind, spec in KINDS.items() for word in spec.words}
 """Other words for a kind. `max_` before and `_limit` behind them mean nothing, `-` is `_`, and
@@ -97,6 +97,19 @@ def format_limit(limit: Limit | LimitState) -> str:
     follows = KINDS[limit.kind].instead or (limit.action.value if limit.action else "")
     action = f" → {follows}" if follows else ""
     return f"{limit.kind.value} {format_amount(limit.kind, limit.threshold)}{action}"
+
+
+def format_excess(reason: Reason | None, *, tree: bool) -> str:
+    """Return what the message of a breach leaves out, in brackets: by how much, and with `tree`
+    that descendants count. Empty for another reason."""
+    if reason is None or reason.limit_kind not in set(LimitKind) or not reason.exceeded_by:
+        return ""
+    kind = LimitKind(reason.limit_kind)
+    if kind is LimitKind.TIME and reason.exceeded_by < 0.1:
+        return ""  # the clock was read a moment after the limit
+    over = "that would have been " if reason.refused else ""
+    counted = "; what its descendants used counts too" if tree else ""
+    return f" ({over}{format_amount(kind, reason.exceeded_by)} over{counted})"
 
 
 def format_amount(kind: LimitKind, amount: float, *, unit: bool = True) -> str:

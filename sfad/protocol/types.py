@@ -495,6 +495,32 @@ class StoppedChildren(Struct, frozen=True, kw_only=True, gc=False):
     """`stopped 1 child that was still running: writer; wait for it, or --detach`"""
 
 
+Blocked = Literal["start", "processes", "call"]
+
+
+class Hold(Struct, frozen=True, kw_only=True, gc=False):
+    """A reason why a run, or a model call of it, waits (docs/states.md#holds)."""
+
+    kind: str
+    """One of the words in docs/states.md#holds. There may be new ones."""
+    blocks: Blocked
+    """`start`: the run, or its next attempt, does not start; `processes`: it is paused; `call`:
+    model calls wait, and the run goes on."""
+    words: str
+    """The reason, for people."""
+    ends: str
+    """What ends it."""
+    since: datetime | None = None
+    until: datetime | None = None
+    """When it ends at the latest, as far as that is known. Pauses end the run then."""
+    clock_stops: bool = True
+    """Whether the run's clock stands meanwhile."""
+    command: str | None = None
+    """What a person can do, or where to read more: a command line."""
+    limit_kind: LimitKind | None = None
+    """For `limit` and `approval`: the kind of limit."""
+
+
 class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
     """A run as it is shown. A field that only a live run has is `None` or empty when the run has
     ended."""
@@ -639,6 +665,9 @@ class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
     allowed_tools: tuple[str, ...] = ()
     """As in `Spawn`, narrowed by those of the runs above."""
     blocked_tools: tuple[str, ...] = ()
+    holds: tuple[Hold, ...] = ()
+    """Of a live run: why it waits, or calls of it. It is queued while one of these blocks its
+    start, and paused while one blocks its processes."""
 
     @property
     def in_all(self) -> Usage:

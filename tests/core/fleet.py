@@ -26,6 +26,7 @@ from sfad.core.state.run import Birth, Run, State
 from sfad.core.state.tree import Remembered
 from sfad.durable.snapshots import from_saved, to_saved
 from sfad.protocol.types import LimitKind, Reason, RunId, Wanted
+from tests.core.holding import check_holds
 
 ANN = Peer(1000, "ann")
 
@@ -147,6 +148,7 @@ class Node:
         outcome = self.machine.handle(event)
         for command in outcome.commands:
             self._apply(command)
+        check_holds(self.machine)
         for run in outcome.changed.values():
             if run.remote is not None and run.remote.id and not run.status.terminal:
                 self.unsent.add(run.id)

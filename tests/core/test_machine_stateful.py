@@ -26,6 +26,7 @@ from sfad.protocol.kinds import KINDS, METERED_KINDS
 from sfad.protocol.types import Action, After, Bound, Claim, Limit, LimitKind, RunId, Source, Status
 from tests.tiers import examples
 
+from .holding import check_holds
 from .machine_model import (
     BEFORE,
     OF_RUNS,
@@ -948,6 +949,11 @@ class MachineAgainstShell(RuleBasedStateMachine):
             assert under_way.doubts(user) == sum(
                 account.doubts.get(LimitKind.COST, 0) for account in accounts
             )
+
+    @invariant()
+    def the_status_follows_from_the_holds(self) -> None:
+        """A run is queued, paused or retrying if, and only if, something holds it."""
+        check_holds(self.world.machine)
 
     @invariant()
     def slots_add_up(self) -> None:

@@ -45,6 +45,7 @@ from sfad.protocol.types import (
     Source,
     Survivor,
 )
+from tests.core.holding import check_holds
 
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
 ANN = Peer(1000, "ann")
@@ -201,6 +202,7 @@ class Transcript:
             if run.id in kept:
                 self._copies[run.id] = now
             assert self._copies[run.id] == now, f"{run.id} was not kept"
+        check_holds(self.machine)
 
     def _note(self, command: c.Command) -> None:
         match command:

@@ -11,6 +11,7 @@ import msgspec
 from sfad.core.state.access import TABLE
 from sfad.core.state.run import mermaid
 from sfad.host.metrics import METRICS
+from sfad.protocol.holds import HOLDS
 from sfad.protocol.limits_object import schema
 from sfad.protocol.messages import pack_message
 from sfad.protocol.requests.base import Reply, Request
@@ -31,6 +32,7 @@ def parts() -> Mapping[str, str]:
         "states": f"```mermaid\n{mermaid()}```\n",
         "metrics": metrics(),
         "access": access_table(),
+        "holds": holds(),
     }
     return fixed | protocol.parts() | {name: shown(message) for name, message in EXAMPLES.items()}
 
@@ -53,6 +55,16 @@ def access_table() -> str:
             f"| {name} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def holds() -> str:
+    """Return the table of the kinds of hold."""
+    rows = (
+        f"| `{kind}` | {', '.join(f'`{what}`' for what in spec.blocks)} | {spec.means} "
+        f"| {spec.ends} |"
+        for kind, spec in HOLDS.items()
+    )
+    return "\n".join(["| kind | blocks | why it waits | until |", "|---|---|---|---|", *rows, ""])
 
 
 def metrics() -> str:

@@ -478,6 +478,8 @@ class Admission:
             self._hold(run)
         elif run.needs_slot:
             self._take_slot_or_queue(run, at)
+        if run.remote is not None or run.status is Status.QUEUED:
+            run.queued_at = at
         if run.asked.session is not None:
             self._session_rate(run.user).take(run.birth.created_at)
         self._ctx.do(c.Admit(run))

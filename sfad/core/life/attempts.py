@@ -201,6 +201,7 @@ class AttemptTracker:
 
     def _retry(self, run: Run, at: float, *, empty: bool = False) -> None:
         run.latest.next_resumes |= run.asked.resume
+        run.latest.failed_at = at
         if run.status is Status.PAUSED:
             run.move(Status.RUNNING)
         run.move(Status.RETRYING)

@@ -64,6 +64,7 @@ class Pausing:
             frozen=freeze,
             frozen_at=at if freeze else None,
             by_giver=by_giver,
+            since=at,
         )
         if suspended:
             self._stop_requests.expect_no_client(run)

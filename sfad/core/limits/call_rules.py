@@ -27,9 +27,15 @@ class Barrier:
 
     key: str
     """Whose rate it is, as `Counter`s of waiting calls have it."""
-    message: str
+    words: str
+    then: str
+    """When to try again, in words."""
     free_at: float | None
     """When there is room again; `None`: when another call ends."""
+
+    @property
+    def message(self) -> str:
+        return f"{self.words}; {self.then}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +97,7 @@ class CallRates:
                     f"{caller.words} has {count} {_calls(count)} under way, "
                     f"and {bound} allows {most}"
                 )
-                yield Barrier(caller.key, f"{words}; try again when one has ended", None)
+                yield Barrier(caller.key, words, "try again when one has ended", None)
         if rate is not None:
             window = self._rate(caller.key, rate)
             free_at = window.free_at(at, ahead)
@@ -103,11 +109,8 @@ class CallRates:
                     f"and {bound} allows {rate}"
                 )
                 waiting = f" ({ahead} {_calls(ahead)} already wait)" if ahead else ""
-                yield Barrier(
-                    caller.key,
-                    f"{words}{waiting}; the next is possible in {free_at - at:.0f} s",
-                    free_at,
-                )
+                then = f"the next is possible in {free_at - at:.0f} s"
+                yield Barrier(caller.key, words + waiting, then, free_at)
 
     def _rate(self, key: str, limit: int) -> SlidingRate:
         rate = self._rates.setdefault(key, SlidingRate(limit, MINUTE))

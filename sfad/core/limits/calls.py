@@ -30,6 +30,7 @@ from ..life.attempts import AttemptTracker
 from ..life.spending import Spending
 from ..state.account import OpenReservation, Use
 from ..state.budgets import Budget, to_usd
+from ..state.holds import CallsWait
 from ..state.limits import ActiveLimit, amount
 from ..state.run import MAX_FREE, MAX_FREE_NAME, Run, Token
 from ..state.vocabulary import ReasonKind, Timer
@@ -68,6 +69,8 @@ class WaitingCall:
     """When it stops waiting for other calls; `None` while it is held by a limit or a pause."""
     rate: Barrier | None = None
     """The rate that it waits for."""
+    why: str | None = None
+    """Why it waits; `None` while what holds its run holds it."""
 
     @property
     def due(self) -> float | None:
@@ -155,6 +158,8 @@ class Calls:
         self._repeats = Repeats(context)
         self.waiting: dict[Token, WaitingCall] = {}
         """Calls that are held or that wait for others, the oldest first."""
+        self._of_run: dict[RunId, dict[Token, WaitingCall]] = {}
+        """The same by their runs."""
         self._longest: dict[RunId, int] = {}
         """Tokens of each run's longest reply."""
         self._armed: dict[RunId, float] = {}
@@ -168,8 +173,9 @@ class Calls:
         ahead = Counter(each.rate.key for each in self.waiting.values() if each.rate is not None)
         if not self._decide(call, ev.at, ahead):
             run = ev.request.run
-            if sum(each.event.request.run == run for each in self.waiting.values()) < MAX_WAITING:
+            if len(self._of_run.get(run, ())) < MAX_WAITING:
                 self.waiting[ev.token] = call
+                self._of_run.setdefault(run, {})[ev.token] = call
                 self._ctx.do(c.TellCall(call.info, self._lineage(call.info)))
                 due = min(inf if call.due is None else call.due, self._armed.get(run, inf))
                 self._arm(self._armed | {run: due} if due < inf else self._armed)
@@ -195,10 +201,19 @@ class Calls:
 
     def call_withdrawn(self, ev: e.CallWithdrawn) -> None:
         """Forget a call that is not to be made."""
-        call = self.waiting.pop(ev.token, None)
+        call = self._forget(ev.token) if ev.token in self.waiting else None
         if call is not None and ev.why is not None:
             waited = _seconds(ev.at - call.event.at)
             self._record(replace(call.info, state="withdrawn", error=ev.why, waited_s=waited))
+
+    def _forget(self, token: Token) -> WaitingCall:
+        """A call waits no more."""
+        call = self.waiting.pop(token)
+        run = call.event.request.run
+        del self._of_run[run][token]
+        if not self._of_run[run]:
+            del self._of_run[run]
+        return call
 
     def call_settled(self, ev: e.CallSettled) -> None:
         end = ev.call
@@ -293,7 +308,7 @@ class Calls:
             run_id = call.event.request.run
             looked_at = stay[run_id] < MAX_LOOKED_AT or self._is_over(call, at)
             if looked_at and self._decide(call, at, ahead):
-                del self.waiting[token]
+                self._forget(token)
                 continue
             stay[run_id] += 1
             if call.rate is not None:
@@ -327,7 +342,16 @@ class Calls:
 
     def waiting_of(self, run: RunId) -> list[CallInfo]:
         """Return the calls of a run that wait, the oldest first."""
-        return [each.info for each in self.waiting.values() if each.event.request.run == run]
+        return [each.info for each in self._of_run.get(run, {}).values()]
+
+    def wait_of(self, run: RunId) -> CallsWait | None:
+        """Return why calls of a run wait, if it is not the run itself that is held."""
+        waiting = [each for each in self._of_run.get(run, {}).values() if each.why is not None]
+        if not waiting:
+            return None
+        first = waiting[0]
+        assert first.why is not None
+        return CallsWait(len(waiting), first.event.at, first.due, first.why)
 
     def under_way_of(self, run: RunId) -> list[CallInfo]:
         """Return the calls of a run that were admitted and have not ended."""
@@ -342,7 +366,7 @@ class Calls:
 
     def _decide(self, call: WaitingCall, at: float, ahead: Counter[str]) -> bool:
         """Answer the call, unless it has to wait. `ahead`: as `CallRates.barrier` takes it."""
-        call.rate = None
+        call.rate = call.why = None
         request, price = call.event.request, call.event.price
         run = self._ctx.tree.get(request.run)
         if run is None or run.status is Status.STOPPING:
@@ -373,6 +397,7 @@ class Calls:
             return False
         if (settles := _hangs_up_by(run, call)) is not None and at < settles:
             call.until = settles
+            call.why = "its program stood still for long, and may have given the call up"
             return False
         if (bar := self._subscriptions.bar(run, request, at)) is not None:
             if bar.action == "refuse":
@@ -403,11 +428,13 @@ class Calls:
             if room.output(room.doubt.most + room.doubts) < request.max_output
         ]
         if any(self._draws(room, request.max_output) for room in short):
+            call.why = "the keeper of the fleet is asked for more of a budget"
             return False
         # what other calls leave of their reservations may be all that it lacks
-        if any(map(self._reserved, short)):
+        if (room := next(filter(self._reserved, short), None)) is not None:
             call.until = self._until(call, at)
             if call.until > at:
+                call.why = f"the rest of {_whose(room)} is reserved for other calls"
                 return False
         tight = next((room for room in rooms if room.output(room.doubts) < room.least), None)
         if tight is None:
@@ -507,6 +534,7 @@ class Calls:
         call.until = self._until(call, at)
         if call.until > at and (barrier.free_at is None or barrier.free_at <= call.until):
             call.rate = barrier if barrier.free_at is not None else None
+            call.why = barrier.words
             return False
         return self._refuse_for_now(
             call, barrier.message, max(1.0, (barrier.free_at or at) - at), at
@@ -646,6 +674,10 @@ class Calls:
     def _lineage(self, info: CallInfo) -> tuple[RunId, ...]:
         run = self._ctx.tree.get(info.run_id)
         return run.lineage_ids if run is not None else (info.run_id,)
+
+
+def _whose(room: _Room) -> str:
+    return f"the {room.kind} limit of run {room.limited.id}" if room.limited else "a budget"
 
 
 def _told(ev: e.CallSettled) -> dict[str, Any]:

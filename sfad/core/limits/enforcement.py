@@ -136,7 +136,7 @@ class LimitHolds:
         if run.limit_hold is None and run.paused is not None and not run.resumes_itself:
             run.paused.by_hand = active.limit.kind is LimitKind.PLAN and not run.paused.suspended
         if run.limit_hold is None or asks:
-            run.limit_hold = LimitHold(active.limit.kind, reason, at + wait, refused)
+            run.limit_hold = LimitHold(active.limit.kind, reason, at + wait, refused, at)
         if asks:
             self._ctx.arm(run, Timer.APPROVAL, at + wait)
         if run.status in {Status.RUNNING, Status.PAUSED} and run.paused is None:

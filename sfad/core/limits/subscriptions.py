@@ -360,9 +360,11 @@ class Subscriptions:
 
     def _note_hold(self, run: Run, bar: WindowBar, at: float) -> None:
         used = None if bar.window.used is None else round(100 * bar.window.used, 2)
+        reset = bar.window.resets_at
         run.window_hold = WindowHold(
-            bar.subscription, bar.message, used, round(100 * (1 - bar.keep), 2), at, bar.model
-        )
+            bar.subscription, bar.message, used, round(100 * (1 - bar.keep), 2), at, bar.model,
+            resets_at=None if reset is None else reset - self._offset,
+        )  # fmt: skip
         self._held[run.id] = run
         self._ctx.changed(run)
 
@@ -467,7 +469,8 @@ class Subscriptions:
                 else None
             )
             if bar is not None and bar.action == "hold":
-                if hold.message != bar.message or hold.goes_on_at is not None:
+                learned = hold.resets_at is None and bar.window.resets_at is not None
+                if hold.message != bar.message or hold.goes_on_at is not None or learned:
                     since = hold.since  # who has waited longest goes on first, next time
                     self._note_hold(run, bar, since)
             elif hold.goes_on_at is None:
@@ -518,7 +521,7 @@ class Subscriptions:
         hold = run.window_hold
         if hold is not None and run.status in {Status.PAUSED, Status.QUEUED}:
             self._held[run.id] = run
-            hold.goes_on_at = None  # of another boot's clock, perhaps
+            hold.goes_on_at = hold.resets_at = None  # of another boot's clock, perhaps
             if run.status is Status.PAUSED:
                 self.freeze_if_idle(run, at)
         else:

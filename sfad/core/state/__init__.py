@@ -19,4 +19,5 @@
 `tree`        the live runs, the bounds that a lineage shares, and what a daemon finds of an earlier
               one
 `quotas`      rates and the queue of waiting trees
+`holds`       why a run waits, from all of these
 """

@@ -181,31 +181,37 @@ class Slots:
     def waits(self, root: RunId) -> bool:
         return root in self._waiting or root in self._outside
 
+    def full_for_root(self, root: RunId) -> QuotaUse | None:
+        """Return the quota that has no room for a root in the queue; `None` if it is not in the
+        queue. Cheap, unlike `place_of`."""
+        if root not in self._waiting:
+            return None
+        (user, group), _ = self._waiting[root]
+        if group is not None and self.group_full(user, group):
+            used, limit = self.group_count(user, group), self.groups[group]
+            return QuotaUse(f"groups.{group}.slots", used, limit)
+        if self.full_for(user):
+            return QuotaUse("quotas.trees_per_user", self.user_count(user), self.per_user)
+        return QuotaUse("quotas.trees", self.count, self.total)
+
     def place_of(self, root: RunId) -> QueuePlace | None:
         """Return which slot a root in the queue waits for, and its place: among those of its group
         if that has no room, else among those of its user. `None` if it is not in the queue."""
-        if root not in self._waiting:
+        full = self.full_for_root(root)
+        if full is None:
             return None
         lane, entry = self._waiting[root]
         user, group = lane
         if group is not None and self.group_full(user, group):
             queue = self._queues[lane]
-            used, limit = self.group_count(user, group), self.groups[group]
-            return QueuePlace(
-                f"groups.{group}.slots", used, limit, queue.index(entry) + 1, len(queue)
-            )
+            return QueuePlace(*full[:3], queue.index(entry) + 1, len(queue))
         rivals = [
             other
             for each, queue in self._queues.items()
             if each[0] == user and not self.group_full(*each)
             for other in queue
         ]
-        place = sum(other < entry for other in rivals) + 1
-        if self.full_for(user):
-            return QueuePlace(
-                "quotas.trees_per_user", self.user_count(user), self.per_user, place, len(rivals)
-            )
-        return QueuePlace("quotas.trees", self.count, self.total, place, len(rivals))
+        return QueuePlace(*full[:3], sum(other < entry for other in rivals) + 1, len(rivals))
 
     def leave(self, root: RunId) -> None:
         """Free the slot of a root that has ended, or its place in the queue."""

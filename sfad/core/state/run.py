@@ -203,6 +203,8 @@ class Attempt(Struct, omit_defaults=True, gc=False):
     """The next attempt, if there is one, continues its agent session."""
     cut_short: str = ""
     """Why the daemon ended it for the next one, or what became of it."""
+    failed_at: float | None = None
+    """When another attempt was decided on; `None` also after a reboot."""
 
     @property
     def known_trouble(self) -> ApiTrouble | None:
@@ -253,6 +255,8 @@ class Paused(Struct):
     """Since when they do."""
     by_giver: bool = False
     """The giver of its grant wants it; nothing else does."""
+    since: float | None = None
+    """When it began; `None` after a reboot, and if an older daemon saved it."""
 
 
 class LimitHold(Struct):
@@ -265,6 +269,8 @@ class LimitHold(Struct):
     """`None` as in `Paused`."""
     refused: float | None = None
     """What the call or reservation that it is held for takes at least."""
+    since: float | None = None
+    """As in `Paused`."""
 
 
 class Ending(Struct, frozen=True):
@@ -419,6 +425,8 @@ class State:
     """What follows, while `cut` is set."""
     partial_below: bool = False
     """A run below it has ended that may have used more than is known."""
+    queued_at: float | None = None
+    """When it began to wait for its start; `None` also after a reboot."""
 
     @property
     def attempt(self) -> int:

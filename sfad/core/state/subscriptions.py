@@ -340,6 +340,8 @@ class WindowHold(Struct):
     """Of the call that waits."""
     goes_on_at: float | None = None
     """Its turn after the reset."""
+    resets_at: float | None = None
+    """When the window is reset, on the core's clock; `None` if that is unknown."""
 
 
 def spread(waiting: Sequence[tuple[int, float]], now: float, within: float) -> list[float]:

@@ -108,8 +108,15 @@ def rebased(birth: Birth, state: State, at: float) -> tuple[Birth, State]:
         ladder=ladder,
         retry_at=at if state.retry_at is not None else None,
         started_at=at if state.started_at is not None else None,
-        paused=replaced(state.paused, until=None) if state.paused is not None else None,
-        limit_hold=replaced(state.limit_hold, until=None) if state.limit_hold is not None else None,
+        latest=replaced(state.latest, failed_at=None),
+        queued_at=None,
+        paused=replaced(state.paused, until=None, since=None) if state.paused is not None else None,
+        limit_hold=replaced(state.limit_hold, until=None, since=None)
+        if state.limit_hold is not None
+        else None,
+        window_hold=replaced(state.window_hold, resets_at=None)
+        if state.window_hold is not None
+        else None,
         alerts={what: _rebased_alert(alert, at) for what, alert in state.alerts.items()},
         remote=replaced(state.remote, heard_at=at, lease_from=at)
         if state.remote is not None

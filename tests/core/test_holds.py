@@ -1,0 +1,204 @@
+"""Why a run waits: one hold for each reason, and none where nothing holds it. That its status
+follows from them is checked after each event of all tests of the core."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sfad.core.state.policy import CallBounds
+from sfad.protocol.holds import HOLDS
+from sfad.protocol.types import After, Hold, LimitKind, Placing, RunId, Status
+from tests.core.holding import moment
+from tests.core.test_grants import fleet, root
+from tests.core.test_subscriptions import Plan
+from tests.core.transcript import Transcript, inside, purse
+
+
+def holds(t: Transcript, run: RunId) -> tuple[Hold, ...]:
+    return t.machine.holds(t.run(run), moment)
+
+
+def kinds(t: Transcript, run: RunId) -> list[tuple[str, str]]:
+    return [(hold.kind, hold.blocks) for hold in holds(t, run)]
+
+
+def asked(t: Transcript, name: str, **fields: Any) -> RunId:
+    """Ask for a run, and commit it. Return its id."""
+    (t >> t.spawn(name, **fields)).skip()
+    run = next(run.id for run in t.machine.tree if run.name == name)
+    (t >> t.committed(run)).skip()
+    return run
+
+
+def test_nothing_holds_a_run_that_runs() -> None:
+    t = Transcript()
+    assert holds(t, t.start("a")) == ()
+
+
+def test_a_slot_a_group_and_other_runs() -> None:
+    t = Transcript(trees_per_user=2, groups={"g": 1})
+    a, b = t.start("a", group="g"), asked(t.later(5), "b", group="g")
+    (group,) = holds(t, b)
+    assert (group.kind, group.since, group.until) == ("group", moment(5), None)
+    assert group.words == "of its group, you have 1 live trees, and groups.g.slots is 1"
+    t.start("c")
+    d = asked(t, "d")
+    (slot,) = holds(t, d)
+    assert (slot.kind, slot.blocks) == ("slot", "start")
+    assert slot.words == "you have 2 live trees, and quotas.trees_per_user is 2"
+    e = asked(t, "e", after=(After(run=a), After(run=b, ok=True)))
+    (after,) = holds(t, e)
+    assert (after.kind, after.words) == (
+        "after", f"it starts when {a} has ended and {b} has completed"
+    )  # fmt: skip
+    (t >> t.exited(a, 0)).skip()
+    assert kinds(t, b) == [], "it has the slot"
+
+
+def test_a_queued_run_that_nothing_else_holds_waits_for_the_ledger() -> None:
+    t = Transcript(trees_per_user=1)
+    a = t.start("a")
+    (t >> t.spawn("b")).skip()
+    assert kinds(t, "a2") == [("slot", "start"), ("record", "start")]
+    (t >> t.exited(a, 0)).skip()
+    assert (t.run("a2").status, kinds(t, "a2")) == (Status.QUEUED, [("record", "start")])
+
+
+def test_a_retry_tells_its_time() -> None:
+    t = Transcript(retry_delay=8.0)
+    a = t.start("a", attempts=3)
+    (t >> t.later(2).exited(a, 1, empty=False)).skip()
+    (clears,) = holds(t, a)
+    assert (clears.kind, clears.blocks, clears.until) == ("retry", "start", None)
+    assert clears.since == moment(2)
+    assert clears.words == "attempt 1 of 3 has failed; what it has left is being stopped"
+    (t >> t.later(1).emptied(a)).skip()
+    (waits,) = holds(t, a)
+    assert waits.words == "attempt 1 of 3 has failed; the next begins"
+    retry_at = t.run(a).retry_at
+    assert retry_at is not None
+    assert (waits.since, waits.until) == (moment(2), moment(retry_at))
+    t.later(8)
+    (t >> t.fired(a, "retry")).skip()
+    assert holds(t, a) == ()
+
+
+def test_a_limit_and_an_approval_tell_what_helps() -> None:
+    t = Transcript(approval_timeout=60.0)
+    a, b = t.start("a", limits="turns=10:pause"), t.start("b", limits="cost=1:request_increase")
+    (t >> t.later(3).used(a, turns=11)).skip()
+    (t >> t.used(b, cost=1.5)).skip()
+    (limit,), (approval,) = holds(t, a), holds(t, b)
+    assert (limit.kind, limit.limit_kind, limit.since) == ("limit", LimitKind.TURNS, moment(3))
+    assert limit.words == "used 11 turns; its turns limit is 10, set by --limit (1 over)"
+    assert limit.command == f"sfactl resume {a} [--limit turns=N]"
+    assert (approval.kind, approval.until) == ("approval", moment(63))
+    assert approval.words.endswith(
+        "set by --limit (0.50 USD over; what its descendants used counts too)"
+    )
+    assert approval.command == f"sfactl approve {b} [--limit cost=N], or sfactl deny {b}"
+
+
+def test_a_person_a_client_and_a_run_above() -> None:
+    t = Transcript(pause_max=100.0)
+    a, b = t.chain("a", "b")
+    c = asked(t, "c", peer=inside(b), after=(After(run=t.start("z")),))
+    (t >> t.later(7).pause(a)).skip()
+    (person,) = holds(t, a)
+    assert (person.kind, person.words, person.since) == ("person", "by hand", moment(7))
+    assert (person.until, person.command) == (moment(107), f"sfactl resume {a}")
+    (above,) = holds(t, b)
+    assert (above.kind, above.blocks, above.command) == ("ancestor", "processes", f"sfactl why {a}")
+    assert above.words == f"run {a} ('a') above it is paused: by hand"
+    assert kinds(t, c) == [("after", "start"), ("ancestor", "start")]
+    d = t.start("d")
+    (t >> t.pause(d, suspended=True)).skip()
+    assert kinds(t, d) == [("suspended", "processes")]
+
+
+def test_several_reasons_are_told_each() -> None:
+    t = Transcript()
+    t >> t.budgets(purse(1, "ann"))
+    a = t.start("a", limits="cost=9 turns=3:pause")
+    (t >> t.used(a, cost=1.0, turns=1)).skip()
+    (budget,) = holds(t, a)
+    assert (budget.kind, budget.command, budget.since) == ("budget", "sfactl reload", moment(0))
+    (t >> t.pause(a)).skip()
+    assert kinds(t, a) == [("budget", "processes"), ("person", "processes")]
+    (t >> t.used(a, cost=1.0, turns=4)).skip()
+    assert [kind for kind, _ in kinds(t, a)][:2] == ["limit", "budget"]
+
+
+def test_a_window_of_a_subscription_tells_its_reset() -> None:
+    t = Plan(keep=0.2)
+    a = t.start("a", argv=("claude", "-p"))
+    t.go(t.seen(a, 0.9))
+    t.go(t.spawn("b", argv=("claude", "-p", "x")))
+    t.go(t.committed("a2"))
+    (queued,) = holds(t, "a2")
+    assert (queued.kind, queued.blocks, queued.command) == ("plan", "start", "sfactl plans")
+    assert queued.until == moment(3600)
+    t.go(t.asks(a))
+    (paused,) = holds(t, a)
+    assert (paused.kind, paused.blocks, paused.until) == ("plan", "processes", moment(3600))
+
+
+def test_a_call_that_waits_for_its_turn_holds_no_run() -> None:
+    t = Transcript(calls_per_run=CallBounds(concurrent_calls=1), call_wait=60.0)
+    a = t.start("a", limits="cost=50")
+    name, _ = t.admitted(t.call(a))
+    (t >> t.later(4).call(a)).skip()
+    (t >> t.call(a)).skip()
+    (call,) = holds(t, a)
+    assert (t.run(a).status, call.kind, call.blocks, call.clock_stops) == (
+        Status.RUNNING, "call", "call", False
+    )  # fmt: skip
+    assert call.words.startswith("2 model calls wait: run a1 ('a') has 1 model call under way, and")
+    assert (call.since, call.until) == (moment(4), moment(64))
+    (t >> t.called(name)).skip()
+    (call,) = holds(t, a)
+    assert call.words.startswith("1 model call waits: ")
+    (t >> t.pause(a)).skip()
+    assert kinds(t, a) == [("person", "processes")], "the call waits for the run"
+
+
+def test_a_call_that_waits_for_what_others_have_reserved() -> None:
+    t = Transcript(call_wait=60.0)
+    a = t.start("a", limits="tokens=25000")
+    t.admitted(t.call(a, 20_000))
+    (t >> t.call(a, 20_000)).skip()
+    (call,) = holds(t, a)
+    assert call.words == (
+        f"1 model call waits: the rest of the tokens limit of run {a} is reserved for other calls"
+    )
+
+
+def test_a_run_of_a_fleet_is_placed_and_paused_on_both_nodes() -> None:
+    net = fleet("n1", "n2")
+    one, two = net.nodes["n1"], net.nodes["n2"]
+    top = root(one)
+    one.spawn("kid", inside=top, placing=Placing())
+    kid = one.admitted[-1]
+    (placing,) = one.machine.holds(kid, moment)
+    assert (placing.kind, placing.words) == ("placing", "it is being placed")
+    one.spawn("other", inside=top, placing=Placing(node="n2"))
+    other = one.admitted[-1]
+    (lease,) = one.machine.holds(other, moment)
+    assert (other.status, lease.kind) == (Status.STARTING, "lease")
+    net.settle()
+    assert one.machine.holds(other, moment) == ()
+    far = two.machine.tree.get("a1")
+    assert far is not None
+    assert other.remote is not None
+    two.feed(Transcript().pause("a1"))
+    net.settle()
+    (node,) = one.machine.holds(other, moment)
+    assert (node.kind, node.command) == ("node", "sfactl resume n2/a1")
+
+
+def test_each_kind_says_what_ends_it_and_is_told_in_words() -> None:
+    for kind, spec in HOLDS.items():
+        assert spec.ends, kind
+        shown = spec.told.format(words="W", until=spec.until.format("T"), command="C")
+        assert "W" in shown
+        assert spec.label.format(", 5s left").count("{") == 0
