@@ -12,12 +12,12 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from ..core.state.access import Scope, means
-from ..core.state.run import number_or_zero, run_id, run_number
+from ..core.state.run import Run, number_or_zero, run_id, run_number
 from ..host.clock import wall_clock
 from ..processes import kernel
 from ..processes.launcher import Footprint
 from ..protocol.encoding import lean, pack
-from ..protocol.types import CallInfo, LimitState, RunId, RunInfo, Status, Usage
+from ..protocol.types import CallInfo, Hold, LimitState, RunId, RunInfo, Status, Usage
 from ..storage.ledger.queries import CALLS, Page, Selection
 from ..storage.ledger.records import Records
 from ..storage.ledger.rows import used_by, with_totals
@@ -142,14 +142,22 @@ def _is_stopped(pid: int | None) -> bool:
     return found is not None and found.state == "T"
 
 
+Holds = Callable[[Run, float], tuple[Hold, ...]]
+"""Returns why a live run waits, at a time on the core's clock."""
+
+
 class RunCatalogue:
     """Knows every run. `live` is read by others, and changed here only.
 
     `keys`: the runs of an earlier daemon, by the keys of their requests. `forgotten` is told of
-    each run that is not in memory any more."""
+    each run that is not in memory any more. `holds` returns why a live run waits."""
 
     def __init__(
-        self, records: Records, keys: dict[SpawnKey, RunId], forgotten: Callable[[RunId], object]
+        self,
+        records: Records,
+        keys: dict[SpawnKey, RunId],
+        forgotten: Callable[[RunId], object],
+        holds: Holds,
     ) -> None:
         self.live: dict[RunId, Live] = {}
         self.heard: Callable[[Live, float], float | None] = lambda _live, _now: None
@@ -164,6 +172,7 @@ class RunCatalogue:
         self._keys = keys
         self._records = records
         self._forgotten = forgotten
+        self._holds = holds
 
     def add(self, live: Live) -> None:
         """A run was admitted or adopted."""
@@ -260,13 +269,16 @@ class RunCatalogue:
 
     def shown(self, live: Live, footprint: Footprint | None = None) -> RunInfo:
         """Return a live run as it is shown now."""
-        return self._with_signs(info_of(live, trio.current_time(), footprint), live)
+        return self._with_signs(self._info(live, trio.current_time(), footprint), live)
+
+    def _info(self, live: Live, now: float, footprint: Footprint | None = None) -> RunInfo:
+        return info_of(live, now, footprint, self._holds(live.run, now))
 
     def begun(self, run: RunId) -> RunInfo | None:
         """As `info`, of a run that was admitted or started just now, of which there is no sign of
         life yet: to look takes five system calls."""
         live = self.live.get(run)
-        return info_of(live, trio.current_time()) if live is not None else self.info(run)
+        return self._info(live, trio.current_time()) if live is not None else self.info(run)
 
     def _with_signs(self, info: RunInfo, live: Live) -> RunInfo:
         """Add when the run was heard of last, and whether a signal has stopped it."""
@@ -291,9 +303,9 @@ class RunCatalogue:
         what is to be shown."""
         live = self.live.get(run)
         if live is not None:
-            info = self._with_signs(
-                info_with_totals(live, trio.current_time(), footprint, cpu), live
-            )
+            now = trio.current_time()
+            holds = self._holds(live.run, now)
+            info = self._with_signs(info_with_totals(live, now, footprint, cpu, holds), live)
             return KnownRun(info, live.uid, live.lineage_ids)
         ended = self._recent.get(run)
         return KnownRun(ended.info, ended.uid, ended.lineage_ids) if ended is not None else None
@@ -394,7 +406,7 @@ class RunCatalogue:
         for run, live in self.live.items():
             if not page.scope.admits(live.uid, live.lineage_ids):
                 continue
-            info = self._with_signs(info_of(live, now, footprints.get(run)), live)
+            info = self._with_signs(self._info(live, now, footprints.get(run)), live)
             if page.admits(info, live.uid, live.lineage_ids):
                 yield info, live
 

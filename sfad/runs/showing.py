@@ -9,6 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ..core.limits.subscriptions import Subscriptions
+from ..core.machine import Machine
 from ..core.state.access import Scope
 from ..core.state.account import Use
 from ..core.state.alerts import Key, RaisedAlert, subject_of
@@ -31,9 +32,11 @@ from ..protocol.types import (
     ApiTrouble,
     Claim,
     FleetPlace,
+    Hold,
     Isolation,
     LimitKind,
     LimitState,
+    QueueState,
     RunId,
     RunInfo,
     Source,
@@ -107,9 +110,11 @@ def _shown(
 Enforcer = Literal["clock", "gateway", "ready", "meter", "kernel", "watching", "nothing"]
 
 
-def info_of(live: Live, now: float, footprint: Footprint | None = None) -> RunInfo:
+def info_of(
+    live: Live, now: float, footprint: Footprint | None = None, holds: tuple[Hold, ...] = ()
+) -> RunInfo:
     """Return the run as it is shown at `now`, on the core's clock. `footprint`: its processes and
-    memory then."""
+    memory then; `holds`: why it waits, as clients are told."""
     run, latest, account, ended = (
         live.run,
         live.run.latest,
@@ -179,6 +184,25 @@ def info_of(live: Live, now: float, footprint: Footprint | None = None) -> RunIn
         task=run.asked.task,
         allowed_tools=run.asked.allowed_tools,
         blocked_tools=run.asked.blocked_tools,
+        holds=holds,
+    )
+
+
+def holds_at(machine: Machine, run: Run, now: float) -> tuple[Hold, ...]:
+    """Return why a live run waits, at `now`, on the core's clock."""
+    return machine.holds(run, lambda at: wall_clock() + timedelta(seconds=at - now))
+
+
+def with_place(holds: Iterable[Hold], queue: QueueState) -> tuple[Hold, ...]:
+    """Return what holds a queued run, with its place in the queue."""
+    words = f"; it is number {queue.place} of {queue.waiting} that wait"
+    if queue.free_by is None:
+        words += "; no tree that has a slot has a deadline now"
+    return tuple(
+        replace(hold, words=hold.words + words, until=queue.free_by)
+        if hold.kind in {"slot", "group"}
+        else hold
+        for hold in holds
     )
 
 
@@ -238,11 +262,15 @@ def _isolation(live: Live) -> Literal["on", "net", "offline"] | None:
 
 
 def info_with_totals(
-    live: Live, now: float, footprint: Footprint | None, cpu: float | None
+    live: Live,
+    now: float,
+    footprint: Footprint | None,
+    cpu: float | None,
+    holds: tuple[Hold, ...],
 ) -> RunInfo:
     """Return the run as it is shown at `now`, with the cores that it uses, and what its account
     says of it and its descendants."""
-    info, account = info_of(live, now, footprint), live.run.account
+    info, account = info_of(live, now, footprint, holds), live.run.account
     runs = live.run.subtree()
     uses = [best[1] for each in runs if (best := each.account.best) is not None]
     costs, tokens = (

@@ -40,7 +40,7 @@ def test_a_slot_a_group_and_other_runs() -> None:
     a, b = t.start("a", group="g"), asked(t.later(5), "b", group="g")
     (group,) = holds(t, b)
     assert (group.kind, group.since, group.until) == ("group", moment(5), None)
-    assert group.words == "of its group, you have 1 live trees, and groups.g.slots is 1"
+    assert group.words == "of its group, you have 1 live tree, and groups.g.slots is 1"
     t.start("c")
     d = asked(t, "d")
     (slot,) = holds(t, d)

@@ -96,9 +96,10 @@ def _start(run: Run, slots: Slots, moment: Moment) -> Iterator[Hold]:
 
 
 def _slot_words(full: QuotaUse) -> str:
-    whose = "there are" if full.key == "quotas.trees" else "you have"
+    whose = "the daemon has" if full.key == "quotas.trees" else "you have"
     of_group = "of its group, " if full.key.startswith("groups.") else ""
-    return f"{of_group}{whose} {full.used} live trees, and {full.key} is {full.limit}"
+    trees = counted(full.used, "live tree")
+    return f"{of_group}{whose} {trees}, and {full.key} is {full.limit}"
 
 
 def _retry(run: Run, moment: Moment) -> Hold:

@@ -172,9 +172,11 @@ class CoreLoop:
             case c.TellCall(call, lineage):
                 self._hear(call.run_id, trio.current_time())
                 self.saver.watchers.called(call, lineage)
+                self.saver.run_feed.changed([call.run_id])
             case c.RecordCall(call, lineage):
                 self._hear(call.run_id, trio.current_time())
                 self.saver.record_call(call, lineage)
+                self.saver.run_feed.changed([call.run_id])
             case c.SaveBudget():
                 pass  # it was saved with the snapshots
             case c.Draw():

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -36,6 +37,7 @@ from ...protocol.types import Event, RunId, RunInfo
 from ...protocol.units import counted
 from ...runs.catalogue import CallList, RunCatalogue
 from ...runs.live import Watchers
+from ...runs.showing import holds_at
 from ...storage.shipped import ShippedFiles
 from ...usage.metering import Metering, NotedCalls
 from .adviser import Adviser
@@ -290,7 +292,10 @@ class Runtime:
         self.status_text = StatusText(self._describe, self._show)
         self.spool.begin(os.path.realpath(self.state_dir))
         self.catalogue = RunCatalogue(
-            self.ledger.records, self.spool.earlier.keys(), self.output.forget
+            self.ledger.records,
+            self.spool.earlier.keys(),
+            self.output.forget,
+            partial(holds_at, self.machine),
         )
         self.calls = CallList(
             self.ledger.records,

@@ -38,6 +38,7 @@ from ....protocol.messages import (
 )
 from ....protocol.requests.advice import Advice
 from ....protocol.types import QueueState, RunId, RunInfo, Status
+from ....runs.showing import with_place
 from ....storage.ledger.queries import Page
 from ....storage.ledger.summary import page_of, summarise
 from ....storage.output import holes
@@ -103,7 +104,9 @@ def _look_at_run(runtime: Runtime, run: RunId) -> RunInfo:
         assert info is not None
     else:
         footprint = runtime.launcher.footprints([run]).get(run) if live.run.attempt else None
-        info = replace(catalogue.shown(live, footprint), queue=_queue(runtime.machine, live.run))
+        info, queue = catalogue.shown(live, footprint), _queue(runtime.machine, live.run)
+        if queue is not None:
+            info = replace(info, queue=queue, holds=with_place(info.holds, queue))
     made, refused = runtime.calls.count(run)
     if made or refused or info.by_gateway:
         last = runtime.calls.last_refusal(run) if refused else None
