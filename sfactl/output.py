@@ -15,10 +15,11 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from sfad.protocol.encoding import to_json
+from sfad.protocol.holds import HOLDS, UNKNOWN
 from sfad.protocol.known import METERED_PROGRAMS
 from sfad.protocol.requests.starting import Refused
 from sfad.protocol.requests.steering import Stopped
-from sfad.protocol.types import Action, RunInfo, Status, Survivor, Usage
+from sfad.protocol.types import Hold, LimitKind, RunInfo, Status, Survivor, Usage
 from sfad.protocol.units import counted, format_elapsed, format_short, format_size, format_usd
 
 from . import exits
@@ -254,15 +255,12 @@ def outcome(run: RunInfo) -> str:
     """Return the status, with the exit code, signal or reason in brackets."""
     if run.reason is not None and run.reason.kind == "no_daemon":
         return f"{run.status.value} (last known)"
-    if waits_for_approval(run):
-        left = f", {until(run.deadline)} left" if run.deadline is not None else ""
-        return f"{run.status.value} (waits for approval{left})"
+    if words := next(filter(None, map(label, run.holds)), None):
+        return f"{run.status.value} ({words})"
     if run.reason is not None and run.reason.limit_kind is not None:
         return f"{run.status.value} (limit {plain(run.reason.limit_kind)})"
     if run.stopped:
         return "stopped (by a signal)"
-    if run.status is Status.PAUSED and run.reason is not None:
-        return f"{run.status.value} ({plain(run.reason.kind)})"
     if run.api_trouble is not None:
         return f"{run.status.value} (API {run.api_trouble.status or 'failing'})"
     if run.api_silence is not None:
@@ -281,12 +279,38 @@ def outcome(run: RunInfo) -> str:
     return f"{run.status.value} (exit unknown)" if exit_unknown(run) else run.status.value
 
 
+def label(hold: Hold) -> str:
+    """Return why a run waits in two or three words, and the time that is left; empty if its status
+    says enough."""
+    left = f", {until(hold.until)} left" if hold.until is not None else ""
+    words = HOLDS.get(hold.kind, UNKNOWN).label.format(left)
+    return f"{words} {hold.limit_kind}" if hold.kind == "limit" else words
+
+
+def why_held(hold: Hold, now: datetime | None = None) -> str:
+    """Return why a run waits, until when, and what a person can do about it."""
+    kind, moment = HOLDS.get(hold.kind, UNKNOWN), hold.until
+    when = "" if moment is None else f"{clock(moment, now)}, in {until(moment, now)}"
+    return kind.told.format(
+        words=plain(hold.words),
+        until=kind.until.format(when) if when else "",
+        command=plain(hold.command or ""),
+    )
+
+
+def why_waits(run: RunInfo, now: datetime | None = None) -> str:
+    """Return all that holds a run; empty if nothing does."""
+    return "; ".join(why_held(hold, now) for hold in run.holds)
+
+
+def holding_limit(run: RunInfo) -> LimitKind | None:
+    """Return the kind of the limit that holds a run until a person decides."""
+    return next((hold.limit_kind for hold in run.holds if hold.limit_kind is not None), None)
+
+
 def waits_for_approval(run: RunInfo) -> bool:
     """Whether a run is paused until a person approves or denies more of a limit."""
-    kind = run.reason.limit_kind if run.status is Status.PAUSED and run.reason is not None else None
-    return any(
-        state.kind == kind and state.action is Action.REQUEST_INCREASE for state in run.limits
-    )
+    return any(hold.kind == "approval" for hold in run.holds)
 
 
 ANSWER_EXPECTED = 30.0

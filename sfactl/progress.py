@@ -12,7 +12,7 @@ from sfad.protocol.types import Event, RunInfo, Status
 
 from . import output, spawn_options
 from .limits import Notices, in_force, totals
-from .waiting import after_others, unlanded
+from .waiting import unlanded
 
 
 class ProgressLines:
@@ -107,9 +107,7 @@ class ProgressLines:
 
 
 def _queued(run: RunInfo) -> str:
-    if not run.after:
-        return "queued"
-    return f"queued: {after_others(run)}"
+    return f"queued: {words}" if (words := output.why_waits(run)) else "queued"
 
 
 def _ending(final: RunInfo) -> str:

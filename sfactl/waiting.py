@@ -10,7 +10,7 @@ from msgspec import Struct
 from sfad.protocol.kinds import KINDS
 from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.listing import Info, List
-from sfad.protocol.types import ErrorCode, LimitState, QueueState, RunId, RunInfo, Status
+from sfad.protocol.types import ErrorCode, Hold, LimitState, RunId, RunInfo, Status
 from sfad.protocol.units import counted
 
 from . import limits, output
@@ -79,30 +79,17 @@ class Waiting(Struct, frozen=True, kw_only=True):
 
 
 def of_live(runs: Sequence[RunInfo], now: datetime) -> Iterator[Waiting]:
-    """Yield what keeps these live runs from going on, but for the queue. A pause is told once for a
-    tree that stands still."""
-    paused = {run.id for run in runs if run.status is Status.PAUSED}
+    """Yield what keeps these live runs from going on, but for the queue, and what ends by itself.
+    A pause is told once for a tree that stands still."""
     for run in runs:
-        reason, who = run.reason, f"{run.id} ({output.plain(run.name)})"
-        if output.waits_for_approval(run):
-            assert reason is not None
-            left = f" within {output.until(run.deadline, now)}" if run.deadline is not None else ""
-            yield Waiting(
-                what="approval",
-                runs=[run.id],
-                message=f"{who} waits for approval{left}: {output.plain(reason.message)}",
-                command=(
-                    f"sfactl approve {run.id} [--limit {reason.limit_kind}=N], "
-                    f"or sfactl deny {run.id}"
-                ),
+        who = f"{run.id} ({output.plain(run.name)})"
+        held = [hold for hold in run.holds if hold.blocks == "processes"]
+        if held:
+            yield from (
+                _paused(run, who, hold, now)
+                for hold in held
+                if hold.kind not in ("plan", "ancestor")
             )
-        elif reason is not None and reason.kind == "plan":
-            pass  # it goes on by itself
-        elif run.id in paused:
-            if run.parent_id not in paused or (
-                reason is not None and reason.limit_kind is not None
-            ):
-                yield _paused(run, who)
         elif run.api_silence is not None or run.api_trouble is not None or output.unanswered(run):
             yield Waiting(
                 what="unreachable",
@@ -112,26 +99,21 @@ def of_live(runs: Sequence[RunInfo], now: datetime) -> Iterator[Waiting]:
             )
 
 
-def _paused(run: RunInfo, who: str) -> Waiting:
-    reason = run.reason
-    why, command = "by hand", f"sfactl resume {run.id}"
-    if reason is not None:
-        why = output.plain(reason.message)
-        if reason.kind == "budget":
-            command = "as an operator, raise the budget in the config, then: sfactl reload"
-        elif reason.limit_kind is not None:
-            command += f" [--limit {reason.limit_kind}=N]"
-    return Waiting(what="paused", runs=[run.id], message=f"{who} is paused: {why}", command=command)
+def _paused(run: RunInfo, who: str, hold: Hold, now: datetime) -> Waiting:
+    asks, words = hold.kind == "approval", output.plain(hold.words)
+    left = f" within {output.until(hold.until, now)}" if asks and hold.until is not None else ""
+    return Waiting(
+        what="approval" if asks else "paused",
+        runs=[run.id],
+        message=f"{who} {f'waits for approval{left}' if asks else 'is paused'}: {words}",
+        command=output.plain(hold.command or f"sfactl why {run.id}"),
+    )
 
 
 def of_queue(client: Client, runs: Sequence[RunInfo], now: datetime) -> Iterator[Waiting]:
     """Yield what the runs wait for that are queued: for other runs, or for a slot."""
-    yield from _of_awaiting([run for run in runs if run.after])
-    waiting = [
-        run
-        for run in runs
-        if run.status is Status.QUEUED and run.parent_id is None and not run.after
-    ]
+    yield from _of_awaiting([run for run in runs if _held_by(run, "after")])
+    waiting = [run for run in runs if _held_by(run, "slot", "group")]
     if not waiting:
         return
     try:
@@ -140,16 +122,21 @@ def of_queue(client: Client, runs: Sequence[RunInfo], now: datetime) -> Iterator
         if error.error not in (ErrorCode.NO_SUCH_RUN, ErrorCode.NOT_PERMITTED):
             raise
         return
-    if first.queue is not None:
+    hold = _held_by(first, "slot", "group")
+    if hold is not None:
         yield Waiting(
             what="queued",
             runs=[run.id for run in waiting],
             message=(
                 f"{counted(len(waiting), 'tree waits', 'trees wait')} for "
-                f"a slot: {queued(first.queue, now)}"
+                f"a slot: {output.why_held(hold, now)}"
             ),
             command=f"sfactl why {first.id}",
         )
+
+
+def _held_by(run: RunInfo, *kinds: str) -> Hold | None:
+    return next((hold for hold in run.holds if hold.kind in kinds), None)
 
 
 SHOWN = 5
@@ -175,33 +162,6 @@ def _of_awaiting(runs: Sequence[RunInfo]) -> Iterator[Waiting]:
 def awaited(run: RunInfo) -> str:
     """Return the runs for whose ends a run waits, as in `--after`; empty if there are none."""
     return ", ".join(after.words for after in run.after)
-
-
-def after_others(run: RunInfo) -> str:
-    """Return for whose ends a run waits, as a sentence."""
-    ends = (f"{after.run} has {'completed' if after.ok else 'ended'}" for after in run.after)
-    return f"it starts when {' and '.join(ends)}"
-
-
-def queued(queue: QueueState, now: datetime) -> str:
-    """Return which quota a tree waits for, its place, and until when."""
-    if queue.key.startswith("groups."):
-        return f"of its group, {_place(queue, now, 'you have')}"
-    return _place(queue, now, "you have" if queue.key.endswith("_per_user") else "there are")
-
-
-def _place(queue: QueueState, now: datetime, whose: str) -> str:
-    if queue.free_by is None:
-        until = "when a tree ends; none of them has a deadline now"
-    else:
-        until = (
-            "when a tree ends, at the latest at "
-            f"{output.clock(queue.free_by, now)}, in {output.until(queue.free_by, now)}"
-        )
-    return (
-        f"{whose} {queue.used} live trees, and {queue.key} is {queue.limit}; "
-        f"it is number {queue.place} of {queue.waiting} that wait; a slot is free {until}"
-    )
 
 
 def of_refused(by_status: dict[Status, int]) -> Iterator[Waiting]:

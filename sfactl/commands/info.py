@@ -17,7 +17,7 @@ from ..options import flag
 from ..selection import RunSelection
 from ..spreading import spread
 from ..unlike_here import differences
-from ..waiting import after_others, unlanded, unlanded_json
+from ..waiting import unlanded, unlanded_json
 
 # ---- What has happened to a run, from the recorded events
 
@@ -123,14 +123,15 @@ def facts(run: RunInfo, line: Line | None = None) -> Iterator[tuple[str, str]]:
         f"{output.plain(run.name)} ({run.kind}{', ' + output.plain(run.type) if run.type else ''})",
     )
     yield "status", output.outcome(run)
-    if run.reason:
+    if run.reason and not run.holds:
         yield "reason", output.plain(run.reason.message)
     if run.stopped_children is not None:
         yield "children", output.plain(run.stopped_children.message)
     if run.status is Status.LOST:
         yield "exit", "not known; sfactl result and sfactl logs show its output"
-    if run.after:
-        yield "after", after_others(run)
+    for hold in run.holds:
+        since = f", since {output.local(hold.since)}" if hold.since is not None else ""
+        yield "waits", f"{output.why_held(hold)}{since}"
     if run.group is not None:
         yield "group", output.plain(run.group)
     yield "chain", " → ".join(output.plain(name) for name in run.chain)

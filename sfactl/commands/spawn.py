@@ -2,7 +2,7 @@ import os
 
 from sfad.protocol.requests.base import Reply, RunReply
 from sfad.protocol.requests.starting import Refused, Spawn
-from sfad.protocol.types import RunInfo, Status
+from sfad.protocol.types import Status
 
 from .. import exits, output, spawn_options
 from ..app import TakesCommand, app
@@ -11,7 +11,6 @@ from ..limits import in_force
 from ..spawn_options import HEADINGS, USAGE, Command, Form, SpawnOptions, commanded
 from ..spreading import spread
 from ..start_daemon import connect_or_start
-from ..waiting import after_others
 
 
 @app.command(cls=TakesCommand, options_metavar=USAGE)
@@ -100,18 +99,6 @@ def _only_for_foreground(wanted: SpawnOptions) -> None:
             raise exits.UsageError(f"{option} needs --wait, or `sfactl run`")
 
 
-def _waits(run: RunInfo) -> str:
-    if run.after:
-        return after_others(run)
-    if run.fleet is not None:
-        return run.fleet.waits or "it is being placed"
-    if run.reason is not None:  # as for a window of a subscription that is reset later
-        return run.reason.message
-    return "every slot for trees is taken" + (
-        f", or every slot of its group '{run.group}'" if run.group is not None else ""
-    )
-
-
 def _background(client: Client, message: Spawn, as_json: bool) -> int:
     reply, _ = client.ask(message, Reply)
     if isinstance(reply, Refused):
@@ -123,7 +110,7 @@ def _background(client: Client, message: Spawn, as_json: bool) -> int:
     else:
         print(run.id)
     if run.status is Status.QUEUED and not message.quiet:
-        output.note(f"sfactl: {run.id} is queued: {_waits(run)}")
+        output.note(f"sfactl: {run.id} is queued: {output.why_waits(run)}")
     elif not (message.quiet or run.status.terminal or as_json) and os.isatty(2):
         output.note(f"[agent:{run.name}] starting: {in_force(run)}")
     for caveat in spawn_options.caveats(run, message):

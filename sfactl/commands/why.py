@@ -1,22 +1,21 @@
 from datetime import UTC, datetime
 
 from sfad.protocol.kinds import KINDS
-from sfad.protocol.limits import format_amount, format_limit
+from sfad.protocol.limits import format_excess, format_limit
 from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.listing import Info
-from sfad.protocol.requests.records import EventPage, Events
-from sfad.protocol.types import ErrorCode, LimitKind, LimitState, Reason, RunInfo, Status
+from sfad.protocol.types import LimitState, Reason, RunInfo, Status
 from sfad.protocol.units import counted
 
 from .. import output
 from ..app import OverFleet, app
-from ..connection import Client, DaemonError
+from ..connection import Client
 from ..history import connect
 from ..limits import share
 from ..lines import line_of
 from ..selection import RunSelection
 from ..spreading import spread
-from ..waiting import after_others, queued, troubles, unlanded, unlanded_json
+from ..waiting import troubles, unlanded, unlanded_json
 
 
 @app.command(cls=OverFleet)
@@ -32,7 +31,7 @@ def why(chosen: RunSelection) -> int:
 
 def _show(client: Client, name: str, json: bool) -> None:
     run = client.call(Info(id=0, run=name), RunReply).run
-    why = sentence(run, since=_paused_since(client, run) if run.status is Status.PAUSED else None)
+    why = sentence(run)
     line = line_of(client, run)
     if json:
         more = {} if line is None else {"line": output.content(line)}
@@ -57,25 +56,12 @@ def _show(client: Client, name: str, json: bool) -> None:
         )
 
 
-def _paused_since(client: Client, run: RunInfo) -> datetime | None:
-    """Return when the run was paused itself; `None` if that was a run above it, or the caller may
-    not read events."""
-    try:
-        events = client.call(Events(id=0, runs=[run.id], types=["run_paused"]), EventPage).events
-    except DaemonError as error:
-        if error.error is not ErrorCode.NOT_PERMITTED:
-            raise
-        return None
-    times = [event.time for event in events if event.run_id == run.id]
-    return times[-1] or None if times else None
-
-
-def sentence(run: RunInfo, now: datetime | None = None, since: datetime | None = None) -> str:
-    """Return why the run is as it is, what is wrong first. `since`: when it was paused."""
+def sentence(run: RunInfo, now: datetime | None = None) -> str:
+    """Return why the run is as it is, what is wrong first."""
     now = now or datetime.now(UTC)
     used = output.bounded_use(run.usage)
     more = _stopped(run) + _could_not(run) + _refused_calls(run) + _unadmitted(run)
-    return _sentence(run, now, since) + more + (f"; it used {used}" if used else "")
+    return _sentence(run, now) + more + (f"; it used {used}" if used else "")
 
 
 def _stopped(run: RunInfo) -> str:
@@ -117,7 +103,7 @@ def _unadmitted(run: RunInfo) -> str:
     )
 
 
-def _sentence(run: RunInfo, now: datetime, since: datetime | None) -> str:
+def _sentence(run: RunInfo, now: datetime) -> str:
     ended = f" at {output.clock(run.ended_at, now)}" if run.ended_at is not None else ""
     who = f"{run.id} ({output.plain(run.name)})"
     if run.status.rejected:
@@ -144,22 +130,21 @@ def _sentence(run: RunInfo, now: datetime, since: datetime | None) -> str:
     if run.reason is not None and run.reason.kind == "no_daemon":
         return f"{who} was {run.status.value}: {_message(run.reason)}"
     if run.status is Status.PAUSED:
-        return (
-            f"{who} is paused{f' since {output.clock(since, now)}' if since is not None else ''}: "
-            f"{_waiting(run, now)}"
-        )
+        since = next((hold.since for hold in run.holds if hold.since is not None), None)
+        when = f" since {output.clock(since, now)}" if since is not None else ""
+        return f"{who} is paused{when}: {output.why_waits(run, now) or 'no reason is known'}"
     if found := list(troubles(run, now)):
         who = f"{who} {'; it '.join(found)}; it"
-    why = f": {_message(run.reason)}{_numbers(run)}" if run.reason else _queued(run, now)
+    why = _place(run, now)
+    if waits := output.why_waits(run, now):
+        why += f": {waits}"
+    elif run.reason:  # it is being stopped
+        why += f": {_message(run.reason)}{_numbers(run)}"
     return f"{who} is {run.status.value}{why}; {_bounds(run, now)}"
 
 
-def _queued(run: RunInfo, now: datetime) -> str:
-    """Return what a queued run waits for."""
-    if run.after:
-        return f": {after_others(run)}"
-    if run.fleet is not None and run.fleet.waits:
-        return f": {output.plain(run.fleet.waits)}"
+def _place(run: RunInfo, now: datetime) -> str:
+    """Return on which node a run executes, and whether that answers."""
     if run.fleet is not None and run.fleet.unreachable_since is not None:
         return (
             f" on node {run.fleet.node}, "
@@ -167,7 +152,7 @@ def _queued(run: RunInfo, now: datetime) -> str:
         )
     if run.fleet is not None and run.fleet.node is not None:
         return f" on node {run.fleet.node}"
-    return f": {queued(run.queue, now)}" if run.queue else ""
+    return ""
 
 
 def _message(reason: Reason | None) -> str:
@@ -198,51 +183,9 @@ def _warned(run: RunInfo) -> str:
 
 def _numbers(run: RunInfo) -> str:
     """Return what the message of a breach leaves out: by how much, and whose use was counted."""
-    reason = run.reason
-    if reason is None or reason.limit_kind not in set(LimitKind) or not reason.exceeded_by:
-        return ""
-    kind = LimitKind(reason.limit_kind)
-    state = next((state for state in run.limits if state.kind is kind), None)
-    counted = (
-        "; what its descendants used counts too"
-        if state is not None and state.scope == "tree"
-        else ""
-    )
-    if kind is LimitKind.TIME and reason.exceeded_by < 0.1:
-        return ""  # the clock was read a moment after the limit
-    over = "that would have been " if reason.refused else ""
-    return f" ({over}{format_amount(kind, reason.exceeded_by)} over{counted})"
-
-
-def _waiting(run: RunInfo, now: datetime) -> str:
-    if run.reason is not None and run.reason.kind == "budget":
-        return (
-            f"{_message(run.reason)}. It continues when the budget is renewed, "
-            "or an operator raises it in [budgets] of the config (then: "
-            "sfactl reload), unless it is also paused by hand"
-        )
-    if run.reason is not None and run.reason.kind == "plan":
-        return f"{_message(run.reason)}; it goes on by itself then (sfactl plans)"
-    if run.reason is not None and run.reason.kind == "suspended":
-        return _message(run.reason)
-    if run.reason is None or run.reason.limit_kind is None:
-        return (
-            "by hand, or with a run above it; none of its limits has paused it. "
-            f"sfactl resume {run.id} continues it"
-        )
-    told, kind = _message(run.reason) + _numbers(run), run.reason.limit_kind
-    room = f"[--limit {kind}=N]"
-    if output.waits_for_approval(run):
-        until = (
-            f" until {output.local(run.deadline)}, in {output.until(run.deadline, now)}"
-            if run.deadline
-            else ""
-        )
-        return (
-            f"{told}; it waits for approval{until}: sfactl approve {run.id} {room}, "
-            f"or sfactl deny {run.id}. Unanswered for limits.approval_timeout, it is terminated"
-        )
-    return f"{told}; it continues with: sfactl resume {run.id} {room}"
+    kind = run.reason.limit_kind if run.reason is not None else None
+    state = next((state for state in run.limits if state.kind == kind), None)
+    return format_excess(run.reason, tree=state is not None and state.scope == "tree")
 
 
 def _bounds(run: RunInfo, now: datetime) -> str:

@@ -16,7 +16,7 @@ from textual.strip import Strip
 from textual.widgets import DataTable, Footer
 
 from sfad.protocol import messages as m
-from sfad.protocol.types import Limit, LimitKind, RunId, RunInfo, Status
+from sfad.protocol.types import Limit, LimitKind, RunId, RunInfo
 from sfad.protocol.units import counted
 
 from .. import limits, output
@@ -347,9 +347,7 @@ class TopApp(App[None]):
                 return False
             return await self._change(request(wanted), {limit.kind for limit in wanted})
 
-        self.prompt.ask(
-            question, answer, kind=run.reason.limit_kind if run.reason is not None else None
-        )
+        self.prompt.ask(question, answer, kind=output.holding_limit(run))
 
     async def action_stop(self) -> None:
         if (run := self._live()) is None:
@@ -376,7 +374,7 @@ class TopApp(App[None]):
     def action_resume(self) -> None:
         if (run := self._live()) is None:
             return
-        if run.reason is None or run.reason.limit_kind is None or run.status is not Status.PAUSED:
+        if output.holding_limit(run) is None:
             self.run_worker(self._change(m.Resume(id=0, run=run.id)))
         else:
             self._ask_for_limits(

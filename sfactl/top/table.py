@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from sfad.protocol.types import RunId, RunInfo, Status
+from sfad.protocol.types import Hold, RunId, RunInfo, Status
 
 from .. import output
-from ..waiting import NEAR, after_others, near, of, troubles
+from ..waiting import NEAR, near, troubles
 
 WAITS, STUCK, NEARING, ENDED, QUIET = 4, 3, 2, 1, 0
 """It waits for a person; it does not get on; it is near a limit; it ended badly; nothing is
@@ -294,7 +294,7 @@ def _has(run: RunInfo, words: Sequence[str]) -> bool:
 
 def rank(run: RunInfo, limit_share: float) -> int:
     """`limit_share`: the share of a limit from which a run is near it."""
-    if run.status is Status.PAUSED and (run.reason is None or run.reason.kind != "suspended"):
+    if run.status is Status.PAUSED and all(hold.kind != "suspended" for hold in run.holds):
         return WAITS
     if run.status.terminal:
         return (
@@ -326,8 +326,8 @@ def remark(run: RunInfo, limit_share: float, now: datetime) -> str:
 
 def _trouble(run: RunInfo, limit_share: float, now: datetime, *, keys: bool) -> str | None:
     """`keys`: name those that help."""
-    if run.status is Status.PAUSED and (paused := _paused(run, now, keys=keys)):
-        return paused
+    if run.status is Status.PAUSED and run.holds:
+        return _held(run, now, keys=keys)
     if not run.status.terminal and (found := list(troubles(run, now, limit_share))):
         return "; ".join(found)
     if run.unadmitted and not run.status.terminal:
@@ -336,31 +336,29 @@ def _trouble(run: RunInfo, limit_share: float, now: datetime, *, keys: bool) -> 
 
 
 def _news(run: RunInfo) -> str:
-    if why := output.why_ended(run):
+    if why := output.why_waits(run) or output.why_ended(run):
         return why
-    if run.after:
-        return after_others(run)
     return output.plain(run.milestone or "")
 
 
-def _paused(run: RunInfo, now: datetime, *, keys: bool) -> str | None:
-    """Return which limit paused a run; `None` if no limit did."""
-    state = next(
-        (
-            state
-            for state in run.limits
-            if run.reason is not None and state.kind == run.reason.limit_kind
-        ),
-        None,
-    )
-    if state is None or state.used is None:
-        return None
-    told = f"{state.kind} {of(state)}"
-    if not output.waits_for_approval(run):
-        return f"paused: {told}{'; r resumes it with more room, s stops it' if keys else ''}"
-    until = (
-        f" until {output.clock(run.deadline, now)}, {output.until(run.deadline, now)} left"
-        if run.deadline is not None
-        else ""
-    )
-    return f"waits for approval{until}: {told}{'; a approves, d denies' if keys else ''}"
+KEYS = {
+    "approval": "a approves, d denies",
+    "limit": "r resumes it with more room, s stops it",
+    "person": "r resumes it",
+}
+"""What helps, by the kind of hold."""
+
+
+def _held(run: RunInfo, now: datetime, *, keys: bool) -> str:
+    """Return what has paused a run. `keys`: name those that help, in the place of commands."""
+    return "; ".join(_told(hold, now, keys=keys) for hold in run.holds)
+
+
+def _told(hold: Hold, now: datetime, *, keys: bool) -> str:
+    asks, until = hold.kind == "approval", ""
+    if asks and hold.until is not None:
+        left = output.until(hold.until, now)
+        until = f" until {output.clock(hold.until, now)}, {left} left"
+    helps = f"; {KEYS[hold.kind]}" if keys and hold.kind in KEYS else ""
+    begins = f"waits for approval{until}" if asks else "paused"
+    return f"{begins}: {output.plain(hold.words)}{helps}"

@@ -5,8 +5,18 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from sfad.protocol.holds import HOLDS, UNKNOWN
 from sfad.protocol.messages import DaemonStatus
-from sfad.protocol.types import Action, LimitKind, LimitState, Reason, RunInfo, Status, Usage
+from sfad.protocol.types import (
+    Action,
+    Hold,
+    LimitKind,
+    LimitState,
+    Reason,
+    RunInfo,
+    Status,
+    Usage,
+)
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 
@@ -53,6 +63,17 @@ def state(
     return LimitState(
         kind=kind, threshold=threshold, action=action, **({"source": "default"} | changes)
     )
+
+
+def hold(kind: str, words: str = "because", **changes: Any) -> Hold:
+    """Return why a run waits; by default what pauses it."""
+    fields: dict[str, Any] = {
+        "kind": kind,
+        "blocks": "processes",
+        "words": words,
+        "ends": HOLDS.get(kind, UNKNOWN).ends,
+    }
+    return Hold(**(fields | changes))
 
 
 def reason(kind: str, message: str = "because", **more: Any) -> Reason:

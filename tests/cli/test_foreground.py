@@ -505,7 +505,8 @@ def test_what_is_queued_says_so_and_starts_or_is_cancelled(start: Start, daemon:
     )
     for process, name in ((patient, "p"), (impatient, "i")):
         assert process.stderr is not None
-        assert process.stderr.readline() == f"[agent:{name}] queued\n".encode()
+        words = "queued: you have 1 live tree, and quotas.trees_per_user is 1; a slot is free"
+        assert process.stderr.readline().startswith(f"[agent:{name}] {words}".encode())
     assert "refused" in daemon.sfactl("run", "--no-queue", "--", "true", code=1).stderr
     impatient.send_signal(signal.SIGINT)
     assert impatient.wait(PATIENCE) == 130

@@ -17,9 +17,11 @@ from sfad.protocol.messages import Recommended, Spawn
 from sfad.protocol.requests.advice import Advice
 from sfad.protocol.types import Action, Event, Limit, LimitKind, LimitState, RunInfo, Status, Usage
 
-from .samples import NOON, reason, run, state
+from .samples import NOON, hold, reason, run, state
 
 COST = LimitKind.COST
+SOON = NOON + timedelta(minutes=2)
+ASK = "sfactl approve a1 [--limit cost=N], or sfactl deny a1"
 NOTHING: dict[str, Any] = {"enforced_by": "nothing"}
 
 
@@ -231,34 +233,26 @@ def over(kind: str, used: float, threshold: float) -> Any:
          "is stopping: used 26; its turns limit is 25, set by --limit turns ("),
         (
             Status.PAUSED,
-            {"limits": [state(LimitKind.TURNS, 25, Action.PAUSE, used=26)],
-             "reason": over("turns", 26, 25)},
-            "is paused: used 26; its turns limit is 25, set by --limit turns (1 over); "
+            {"holds": (hold("limit", "used 26; its turns limit is 25, set by x (1 over)",
+                            command="sfactl resume a1 [--limit turns=N]"),)},
+            "is paused: used 26; its turns limit is 25, set by x (1 over); "
             "it continues with: sfactl resume a1 [--limit turns=N]",
         ),
         (
             Status.PAUSED,
-            {
-                "limits": [state(COST, 0.3, Action.REQUEST_INCREASE, used=0.45, scope="tree",
-                                 source="type qa")],
-                "deadline": None, "reason": over("cost", 0.45, 0.3),
-            },
-            "(0.15 USD over; what its descendants used counts too); "
-            "it waits for approval: sfactl approve a1 [--limit cost=N], or sfactl deny a1",
+            {"holds": (hold("approval", "used 0.45", command=ASK),)},
+            f"used 0.45; it waits for approval: {ASK}. Unanswered for limits.approval_timeout, ",
         ),
         (
             Status.PAUSED,
-            {"limits": [state(COST, 0.3, Action.REQUEST_INCREASE, used=0.45)],
-             "reason": over("cost", 0.45, 0.3)},
-            f"it waits for approval until {output.local(NOON + timedelta(minutes=2))}, in 1m30s: "
-            "sfactl approve a1",
+            {"holds": (hold("approval", "used 0.45", command=ASK, until=SOON),)},
+            f"it waits for approval until {output.clock(SOON, NOON)}, in 1m30s: {ASK}",
         ),
         (
             Status.PAUSED,
-            {"limits": [state(COST, 0.3, Action.PAUSE, used=0.2)],
-             "reason": over("cost", 0.4, 0.3)},
-            "set by --limit cost (0.10 USD over); it continues with: "
-            "sfactl resume a1 [--limit cost=N]",
+            {"holds": (hold("person", "by hand", command="x", until=SOON),)},
+            f"by hand (if nothing resumes it, it is ended at {output.clock(SOON, NOON)}, "
+            "in 1m30s); x continues it",
         ),
         (Status.RUNNING, {"limits": [state(LimitKind.TURNS, 25, **NOTHING)]},
          "25 → terminate (from default, NOT ENFORCEABLE)"),

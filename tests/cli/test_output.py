@@ -13,7 +13,7 @@ from sfactl.commands import info, status, tree, why
 from sfactl.top.table import children
 from sfad.protocol.types import Status
 
-from .samples import NOON, daemon, reason, run
+from .samples import NOON, daemon, hold, reason, run
 
 
 @given(st.text())
@@ -131,8 +131,34 @@ def test_a_tree_draws_children_below_parents_and_keeps_orphans() -> None:
         ),
         (
             Status.PAUSED,
-            {},
-            "a1 (worker) is paused: by hand, or with a run above it",
+            {"holds": (hold("person", "by hand", command="sfactl resume a1"),)},
+            "a1 (worker) is paused: by hand; sfactl resume a1 continues it",
+        ),
+        (
+            Status.PAUSED,
+            {"holds": (hold("a kind of a newer daemon", "the moon is full"),)},
+            "a1 (worker) is paused: the moon is full",
+        ),
+        (Status.PAUSED, {}, "a1 (worker) is paused: no reason is known"),
+        (
+            Status.RETRYING,
+            {
+                "holds": (
+                    hold(
+                        "retry",
+                        "attempt 1 of 3 has failed; the next begins",
+                        blocks="start",
+                        until=NOON + timedelta(seconds=40),
+                    ),
+                )
+            },
+            "is retrying: attempt 1 of 3 has failed; the next begins at "
+            f"{output.clock(NOON + timedelta(seconds=40), NOON)}, in 10s; it is bounded by",
+        ),
+        (
+            Status.RUNNING,
+            {"holds": (hold("call", "2 model calls wait: x", blocks="call", command="y"),)},
+            "a1 (worker) is running: 2 model calls wait: x (y); it is bounded by",
         ),
     ],
 )

@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 from sfactl import output
 from sfactl.commands import tree, why
 from sfactl.commands.info import moments
-from sfad.protocol.types import Action, ApiSilence, ApiTrouble, Event, LimitKind, Repetition, Status
+from sfad.protocol.types import ApiSilence, ApiTrouble, Event, LimitKind, Repetition, Status
 
-from .samples import NOON, reason, run, state
+from .samples import NOON, hold, reason, run, state
 
 LATER = NOON + timedelta(seconds=90)
 SILENT = ApiSilence(host="api.example.com", since=LATER - timedelta(seconds=33))
@@ -38,24 +38,17 @@ def test_why_says_the_trouble_first_with_its_numbers_and_since_when() -> None:
 
 
 def test_a_run_that_waits_for_approval_shows_how_long_it_may() -> None:
-    def paused_by(action: Action, deadline: datetime | None = None) -> str:
-        limits = [
-            state(LimitKind.COST, 5.0, action, used=6.0),
-            state(LimitKind.TURNS, 9, Action.REQUEST_INCREASE),
-        ]
-        found = run(
-            Status.PAUSED,
-            reason=reason("limit", limit_kind="cost"),
-            limits=limits,
-            deadline=deadline,
-        )
+    def paused_by(kind: str, until: datetime | None = None) -> str:
+        held = hold(kind, until=until, limit_kind=LimitKind.COST)
+        found = run(Status.PAUSED, holds=(held,))
         assert output.outcome(found) in tree.describe(found)
         return output.outcome(found)
 
     soon = datetime.now(UTC) + timedelta(days=3, minutes=30)
-    assert paused_by(Action.REQUEST_INCREASE, soon) == "paused (waits for approval, 3d00h left)"
-    assert paused_by(Action.REQUEST_INCREASE) == "paused (waits for approval)"
-    assert paused_by(Action.PAUSE) == "paused (limit cost)"
+    assert paused_by("approval", soon) == "paused (waits for approval, 3d00h left)"
+    assert paused_by("approval") == "paused (waits for approval)"
+    assert paused_by("limit") == "paused (limit cost)"
+    assert paused_by("limit", soon) == "paused (limit cost)"
 
 
 def test_why_says_when_it_happened() -> None:
@@ -67,8 +60,9 @@ def test_why_says_when_it_happened() -> None:
         why.sentence(over, LATER)
         == f"a1 (worker) ended as failed at {ended} after 3.0s: exited with code 1"
     )
+    held = hold("person", "by hand", since=LATER)
     assert f"is paused since {ended}: by hand" in why.sentence(
-        run(Status.PAUSED), LATER, since=LATER
+        run(Status.PAUSED, holds=(held,)), LATER
     )
 
 

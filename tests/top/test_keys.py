@@ -26,6 +26,7 @@ from sfad.protocol.types import (
     Action,
     AlertState,
     Event,
+    Hold,
     LimitKind,
     LimitState,
     Reason,
@@ -53,7 +54,14 @@ def paused(
     limits = [
         LimitState(kind=LimitKind.COST, threshold=5.0, action=action, source="--limit", used=6.0)
     ]
-    return info(number, parent, status=Status.PAUSED, reason=COST, limits=limits, **fields)
+    asks = action is Action.REQUEST_INCREASE
+    hold = Hold(
+        kind="approval" if asks else "limit", blocks="processes", words=COST.message, ends="",
+        until=fields.get("deadline"), command="", limit_kind=LimitKind.COST,  # type: ignore[arg-type]
+    )  # fmt: skip
+    return info(
+        number, parent, status=Status.PAUSED, reason=COST, limits=limits, holds=(hold,), **fields
+    )
 
 
 class Away:

@@ -56,7 +56,9 @@ def test_a_person_finds_the_run_in_trouble_stops_it_and_gives_another_more_room(
             # within the first screen: which, and why
             terminal.until(r"(?s)3 live.*1 paused.*1 in trouble.*1 near a limit.*\d alerts?")
             terminal.until(r"(?m)^!\w+ spender +paused")
-            terminal.until(rf"(?s){spender} spender: .*5\.25 of 5\.00 USD")
+            terminal.until(
+                rf"(?s){spender} spender: paused: used 5\.25 USD; its cost limit is\s+5\.00"
+            )
             assert terminal.line_of("calm").startswith(" ")
             assert terminal.line_of("looper").startswith("!")
 
@@ -133,7 +135,7 @@ def test_more_room_is_approved_and_denied(daemon: Daemon) -> None:
         run = started(client, SLEEP, name="asker", meter="report", limits=[asking]).id
         with top(daemon.env) as terminal:
             client.call(m.Report(id=0, run=run, turns=11), m.RunReply)
-            terminal.until(rf"(?m)^{run} asker: waits for approval until .*turns 11 of 10")
+            terminal.until(rf"(?m)^{run} asker: waits for approval until .*used 11 turns")
             terminal.press("a")
             terminal.until(rf"(?m)^approve {run} \(asker\) .*turns=")
             terminal.press("20" + ENTER)
@@ -145,7 +147,7 @@ def test_more_room_is_approved_and_denied(daemon: Daemon) -> None:
             ] == [20]
 
             client.call(m.Report(id=0, run=run, turns=10), m.RunReply)
-            terminal.until(rf"(?m)^{run} asker: waits for approval until .*turns 21 of 20")
+            terminal.until(rf"(?m)^{run} asker: waits for approval until .*used 21 turns")
             terminal.press("dn")
             terminal.until("nothing done")
             assert about(client, run).status is Status.PAUSED
