@@ -129,15 +129,15 @@ def _wait(client: Client, run_id: str) -> RunInfo:
 
 def _placed(client: Client, run: RunInfo, *, quiet: bool) -> RunInfo:
     """Return the run once it executes somewhere, or has ended."""
-    pause, said = LOOK, None
+    pause, said = LOOK, ""
     while run.status in (Status.QUEUED, Status.STARTING, Status.ACCEPTED):
-        waits = run.fleet.waits if run.fleet is not None else None
-        if waits is not None and waits != said and not quiet:
-            output.note(f"sfactl: {run.id} is queued: {waits}")
-            said = waits
         time.sleep(pause)
         pause = min(2 * pause, LOOK_MAX)
         run = client.call(Info(id=0, run=run.id), RunReply).run
+        waits = output.why_waits(run) if run.status is Status.QUEUED else ""
+        if waits and waits != said and not quiet:
+            output.note(f"sfactl: {run.id} is queued: {waits}")
+            said = waits
     return run
 
 

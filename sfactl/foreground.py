@@ -155,10 +155,8 @@ class JobControl:
         process received the signal, stop only this process."""
 
         def paused(reply: Reply, _descriptors: Sequence[int]) -> None:
-            suspended = (
-                isinstance(reply, RunReply)
-                and reply.run.reason is not None
-                and reply.run.reason.kind == "suspended"
+            suspended = isinstance(reply, RunReply) and any(
+                hold.kind == "suspended" for hold in reply.run.holds
             )
             # a program that is paused for another reason (a limit, or by signals) did not press
             # Ctrl-Z

@@ -330,7 +330,7 @@ def _shown(
         name=run.name,
         status=run.status.value,
         ended=run.status.terminal,
-        reason=safe(output.why_ended(run)) or None,
+        reason=safe("; ".join(hold.words for hold in run.holds) or output.why_ended(run)) or None,
         exit_code=run.exit_code,
         elapsed_s=usage.elapsed_s,
         turns=usage.turns,

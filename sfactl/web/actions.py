@@ -64,7 +64,7 @@ async def _room(source: Source, run: str) -> list[Limit]:
     """Return twice the limit that has paused a run, or as much as the config and the runs above it
     allow. Nothing if no limit has."""
     info = (await source.ask(m.Info(id=0, run=run), m.RunReply)).run
-    kind = info.reason.limit_kind if info.reason is not None else None
+    kind = output.holding_limit(info)
     state = next((state for state in info.limits if state.kind == kind), None)
     if state is None:
         return []

@@ -184,6 +184,7 @@ def story(run: RunInfo) -> str:
 
 def _facts(run: RunInfo) -> list[tuple[str, str]]:
     return [
+        ("waits", output.why_waits(run)),
         ("continues", run.continues or ""),
         ("continued by", run.continued_by or ""),
         ("used", "; ".join(limits.by_source(run))),
