@@ -7,6 +7,7 @@ each verb can connect.
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -17,7 +18,7 @@ from msgspec.structs import replace
 from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.fleet import FleetWay, OpenFleet
 from sfad.protocol.requests.listing import Info
-from sfad.protocol.types import FleetPlace, RunInfo
+from sfad.protocol.types import FleetPlace, Hold, RunInfo
 
 from . import connection, output
 from .connection import HANDSHAKE_TIMEOUT, Client, Unreachable
@@ -140,6 +141,9 @@ def tell_unanswered(unanswered: Mapping[str, str]) -> int:
 # ---- runs of several nodes as one list
 
 
+_WORD = re.compile(r"(?<= )([a-z])([0-9a-v]+)(?![\w/])")
+
+
 class Names:
     """What runs are called in the fleet. A run that one node has granted to another is told of by
     both."""
@@ -175,7 +179,20 @@ class Names:
             if own is not None
             else run.parent_id and self.of(node, run.parent_id),
             depth=run.depth + (root.depth if root is not None else 0),
+            holds=tuple(self._named_hold(node, hold) for hold in run.holds),
         )
+
+    def _named_hold(self, node: str, hold: Hold) -> Hold:
+        """Return a hold whose command works on other nodes, too."""
+
+        def name(found: re.Match[str]) -> str:
+            # an id, and no verb: its letter tells how many digits follow
+            is_id = len(found[2]) == ord(found[1]) - ord("a") + 1
+            return self.of(node, found[0]) if is_id else found[0]
+
+        if hold.command is None:
+            return hold
+        return replace(hold, command=_WORD.sub(name, hold.command))
 
     def of(self, node: str, run_id: str) -> str:
         """Return the name of a run by its id on a node."""

@@ -25,7 +25,7 @@ HEADINGS = {
         "top": "Show runs full-screen, as they change",
         "web": "Show runs in a browser: look, steer and plot, also from a telephone",
         "info": "Show everything that is known of runs, with live processes and memory",
-        "why": "Say why runs ended, were refused or are paused, or what limits them",
+        "why": "Say why runs ended, were refused or wait, or what limits them",
         "logs": "Print the output of runs, or follow it",
         "result": "Print the final answer of ended runs",
         "summary": (

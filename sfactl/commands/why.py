@@ -21,10 +21,10 @@ from ..waiting import troubles, unlanded, unlanded_json
 @app.command(cls=OverFleet)
 @spread(RunSelection)
 def why(chosen: RunSelection) -> int:
-    """Say why runs ended, were refused or are paused, or what limits them.
+    """Say why runs ended, were refused or wait, or what limits them.
 
     Prints a sentence for each run: which rule refused it, which limit or signal ended it, what
-    it waits for while it is paused, or which limits it has while it runs.
+    it waits for, until when, and what helps, or which limits it has while it runs.
     """
     return chosen.each("info", lambda client, run: _show(client, run, chosen.json), connect)
 

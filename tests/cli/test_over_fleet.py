@@ -10,7 +10,9 @@ import pytest
 
 from sfactl import over_fleet
 from sfactl.__main__ import execute
+from sfactl.fleet import Names
 
+from . import samples
 from .conftest import World
 
 
@@ -91,3 +93,18 @@ def test_what_a_fleet_cannot_do(line: str, said: str, capsys: pytest.CaptureFixt
 def test_a_slash_in_the_name_of_a_verb_is_no_node(capsys: pytest.CaptureFixture[str]) -> None:
     assert execute(["help", "a/b"]) == 2
     assert "unknown verb 'a/b'" in capsys.readouterr().err
+
+
+def test_a_command_of_a_hold_names_runs_as_the_fleet_does() -> None:
+    commands = {
+        "sfactl resume a1 [--limit turns=N]": "sfactl resume n2/a1 [--limit turns=N]",
+        "sfactl approve a1, or sfactl deny a1": "sfactl approve n2/a1, or sfactl deny n2/a1",
+        "sfactl why b10": "sfactl why n2/b10",
+        "sfactl resume n3/a7": "sfactl resume n3/a7",
+        "sfactl calls a1": "sfactl calls n2/a1",
+        "sfactl plans": "sfactl plans",
+        "sfactl reload": "sfactl reload",
+    }
+    holds = tuple(samples.hold("person", command=command) for command in commands)
+    named = Names().named("n2", samples.run(holds=holds))
+    assert [each.command for each in named.holds] == list(commands.values())
