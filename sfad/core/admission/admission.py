@@ -20,6 +20,7 @@ from ..life.taking import Taking
 from ..limits.enforcement import LimitEnforcement
 from ..limits.subscriptions import Subscriptions, WindowBar
 from ..state.account import NOTHING
+from ..state.holds import why_queued
 from ..state.limits import (
     PROFILED,
     ActiveLimit,
@@ -528,15 +529,7 @@ class Admission:
             if run.status is Status.QUEUED and (
                 run.awaits or run.id in self.ready or self._ctx.slots.waits(run.id)
             ):
-                awaited = ", ".join(after.words for after in run.awaits)
-                why = (
-                    f"it starts after {awaited}"
-                    if awaited
-                    else f"{self._ctx.slots.queued} trees wait"
-                )
-                if run.window_hold is not None:
-                    why = run.window_hold.message
-                self._ctx.publish(EventType.RUN_QUEUED, run, why)
+                self._ctx.publish(EventType.RUN_QUEUED, run, why_queued(run, self._ctx.slots))
                 self._lifecycle.answer_spawn(run)
             elif run.status in {Status.ACCEPTED, Status.QUEUED}:
                 self._lifecycle.launch(run)

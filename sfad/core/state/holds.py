@@ -78,21 +78,38 @@ def _hold(
 
 def _start(run: Run, slots: Slots, moment: Moment) -> Iterator[Hold]:
     remote, since = run.remote, run.queued_at
-    if run.awaits:
-        ends = (f"{after.run} has {'completed' if after.ok else 'ended'}" for after in run.awaits)
-        yield _hold("after", "start", f"it starts when {' and '.join(ends)}", moment, since)
-    elif (full := slots.full_for_root(run.id)) is not None:
-        kind = "group" if full.key.startswith("groups.") else "slot"
-        yield _hold(kind, "start", _slot_words(full), moment, since)
-    elif remote is not None and remote.node is None:
-        yield _hold("placing", "start", remote.waits or "it is being placed", moment, since)
-    elif remote is not None and not remote.id and run.status is Status.STARTING:
-        words = f"node {remote.node} has not taken it yet"
-        yield _hold("lease", "start", words, moment, remote.heard_at)
+    if (found := _first(run, slots)) is not None:
+        kind, words = found
+        away = remote.heard_at if kind == "lease" and remote is not None else since
+        yield _hold(kind, "start", words, moment, away)
     if run.status is Status.RETRYING:
         yield _retry(run, moment)
     if run.status is Status.QUEUED and not run.committed:
         yield _hold("record", "start", "its admission is being recorded", moment, since)
+
+
+def _first(run: Run, slots: Slots) -> tuple[str, str] | None:
+    """Return what a run waits for first: the kind of hold, and the words."""
+    remote = run.remote
+    if run.awaits:
+        ends = (f"{after.run} has {'completed' if after.ok else 'ended'}" for after in run.awaits)
+        return "after", f"it starts when {' and '.join(ends)}"
+    if (full := slots.full_for_root(run.id)) is not None:
+        return "group" if full.key.startswith("groups.") else "slot", _slot_words(full)
+    if remote is None:
+        return None
+    if remote.node is None:
+        return "placing", remote.waits or "it is being placed"
+    if not remote.id and run.status is Status.STARTING:
+        return "lease", f"node {remote.node} has not taken it yet"
+    return None
+
+
+def why_queued(run: Run, slots: Slots) -> str:
+    """Return what a queued run waits for, for the event that tells of it."""
+    if run.window_hold is not None:
+        return run.window_hold.message
+    return found[1] if (found := _first(run, slots)) is not None else ""
 
 
 def _slot_words(full: QuotaUse) -> str:
