@@ -5,7 +5,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
+from sfad.core.state.holds import holds_of
 from sfad.core.state.policy import CallBounds
+from sfad.core.state.run import Run, State
+from sfad.durable.snapshots import encode, from_saved
 from sfad.protocol.holds import HOLDS
 from sfad.protocol.types import After, Hold, LimitKind, Placing, RunId, Status
 from tests.core.holding import moment
@@ -202,3 +207,16 @@ def test_each_kind_says_what_ends_it_and_is_told_in_words() -> None:
         shown = spec.told.format(words="W", until=spec.until.format("T"), command="C")
         assert "W" in shown
         assert spec.label.format(", 5s left").count("{") == 0
+
+
+def test_what_an_older_daemon_has_saved_has_no_times() -> None:
+    t = Transcript()
+    a = t.start("a", limits="turns=10:pause")
+    (t >> t.used(a, turns=11)).skip()
+    saved = msgspec.msgpack.decode(encode(t.run(a)))
+    del saved["queued_at"]
+    for part in ("paused", "limit_hold"):
+        saved[part].pop("since")
+    state = msgspec.msgpack.decode(msgspec.msgpack.encode(saved), type=State, dec_hook=from_saved)
+    (hold,) = holds_of(Run(t.run(a).birth, state, None), t.machine.slots, None, moment)
+    assert (hold.kind, hold.since) == ("limit", None)

@@ -471,3 +471,10 @@ class Renamed(msgspec.Struct, omit_defaults=True):
 
 def test_json_has_a_field_under_its_name_on_the_wire() -> None:
     assert to_json(Renamed()) == b'{"mend":""}'
+
+
+def test_a_run_of_an_older_daemon_has_no_holds() -> None:
+    message = m.RunReply(id=2, run=RUN)
+    older = msgspec.msgpack.decode(msgspec.msgpack.encode(message))
+    del older["run"]["holds"]
+    assert m.unpack_reply(msgspec.msgpack.encode(older)) == message
