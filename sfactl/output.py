@@ -255,7 +255,8 @@ def outcome(run: RunInfo) -> str:
     """Return the status, with the exit code, signal or reason in brackets."""
     if run.reason is not None and run.reason.kind == "no_daemon":
         return f"{run.status.value} (last known)"
-    if words := next(filter(None, map(label, run.holds)), None):
+    held = [label(hold) for hold in run.holds if hold.blocks != "call"]
+    if words := next(filter(None, held), None):
         return f"{run.status.value} ({words})"
     if run.reason is not None and run.reason.limit_kind is not None:
         return f"{run.status.value} (limit {plain(run.reason.limit_kind)})"
@@ -268,6 +269,8 @@ def outcome(run: RunInfo) -> str:
             f"{run.status.value} (waiting "
             f"{age(run.api_silence.since)} for {plain(run.api_silence.host)})"
         )
+    if run.holds and (words := label(run.holds[-1])):  # calls that wait
+        return f"{run.status.value} ({words})"
     if run.unadmitted:
         return f"{run.status.value} ({run.unadmitted} unadmitted)"
     if unanswered(run):

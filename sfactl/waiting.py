@@ -105,7 +105,7 @@ def _paused(run: RunInfo, who: str, hold: Hold, now: datetime) -> Waiting:
     return Waiting(
         what="approval" if asks else "paused",
         runs=[run.id],
-        message=f"{who} {f'waits for approval{left}' if asks else 'is paused'}: {words}",
+        message=f"{who} {f'waits for approval{left}' if asks else f'is {run.status}'}: {words}",
         command=output.plain(hold.command or f"sfactl why {run.id}"),
     )
 

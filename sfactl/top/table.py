@@ -294,7 +294,7 @@ def _has(run: RunInfo, words: Sequence[str]) -> bool:
 
 def rank(run: RunInfo, limit_share: float) -> int:
     """`limit_share`: the share of a limit from which a run is near it."""
-    if run.status is Status.PAUSED and all(hold.kind != "suspended" for hold in run.holds):
+    if run.status is Status.PAUSED and {hold.kind for hold in run.holds} != {"suspended"}:
         return WAITS
     if run.status.terminal:
         return (

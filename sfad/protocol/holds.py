@@ -65,8 +65,7 @@ HOLDS: dict[str, HoldKind] = {
     ),
     "budget": HoldKind(
         _PAUSE, "a budget has run out", "the budget is renewed or raised", "budget",
-        told="{words}. It continues when the budget is renewed, or an operator raises it in "
-        "[budgets] of the config (then: {command})",
+        told="{words} (then: {command})",
     ),
     "approval": HoldKind(
         _PAUSE, "a limit with `request_increase` is exceeded",

@@ -51,6 +51,20 @@ def test_a_run_that_waits_for_approval_shows_how_long_it_may() -> None:
     assert paused_by("limit", soon) == "paused (limit cost)"
 
 
+def test_a_list_tells_why_a_run_waits_and_worse_things_than_a_call_that_does() -> None:
+    soon = datetime.now(UTC) + timedelta(seconds=30)
+    retry = hold("retry", blocks="start", until=soon)
+    assert output.outcome(run(Status.RETRYING, holds=(retry,))).startswith("retrying (next attempt")
+    assert output.outcome(run(Status.QUEUED, holds=(hold("slot", blocks="start"),))) == "queued"
+    several = (hold("suspended"), hold("person"))
+    assert output.outcome(run(Status.PAUSED, holds=several)) == "paused (suspended)"
+    assert output.outcome(run(Status.PAUSED, holds=(hold("newer"),))) == "paused"
+    call = hold("call", blocks="call")
+    assert output.outcome(run(holds=(call,))) == "running (a model call waits)"
+    failing = ApiTrouble(count=6, status=529)
+    assert output.outcome(run(holds=(call,), api_trouble=failing)) == "running (API 529)"
+
+
 def test_why_says_when_it_happened() -> None:
     over = run(
         Status.FAILED, reason=reason("exit", "exited with code 1"), ended_at=LATER, exit_code=1

@@ -16,16 +16,11 @@ from ..life.lifecycle import Lifecycle
 from ..life.pausing import Pausing
 from ..state.access import Peer
 from ..state.budgets import to_wire
+from ..state.holds import MORE
 from ..state.limits import ActiveLimit, amount, check_range, step
 from ..state.policy import Invalid
 from ..state.run import Run, Token
 from .enforcement import STRENGTH, LimitEnforcement, LimitHolds, holding
-
-MORE = (
-    "it continues when the budget is renewed, or an operator raises it in [budgets] of the config "
-    "(then: sfactl reload)"
-)
-"""What a person can do about a tree that a budget has paused."""
 
 AT_RESET = (
     "it goes on by itself then, or when an operator keeps less in [plans] of the config "
@@ -50,7 +45,7 @@ class LimitRequests:
             self._ctx.fail(
                 ev.token,
                 ErrorCode.WRONG_STATE,
-                f"run {run.id} stays paused: {run.no_money.message}; {MORE}",
+                f"run {run.id} stays paused: {run.no_money.message}; {MORE} (then: sfactl reload)",
             )
         elif run.window_hold is not None:
             self._ctx.fail(

@@ -13,6 +13,11 @@ from ...protocol.units import counted
 from .quotas import QuotaUse, Slots
 from .run import Run
 
+MORE = (
+    "it continues when the budget is renewed, or an operator raises it in [budgets] of the config"
+)
+"""What ends the pause of a tree whose budget has run out."""
+
 Moment = Callable[[float], datetime]
 """Returns the date of a time on the core's clock."""
 
@@ -143,8 +148,8 @@ def _pauses(run: Run, moment: Moment) -> Iterator[Hold]:
         yield _limit(run, moment)
     since = _since(run)
     if paused is not None and paused.no_money is not None:
-        reason = paused.no_money.message
-        yield _hold("budget", "processes", reason, moment, since, command="sfactl reload")
+        words = f"{paused.no_money.message}; {MORE}"
+        yield _hold("budget", "processes", words, moment, since, command="sfactl reload")
     if window is not None and (paused is not None or run.status is Status.QUEUED):
         yield _hold(
             "plan", "start" if run.status is Status.QUEUED else "processes", window.message,
