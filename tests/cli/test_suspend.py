@@ -170,8 +170,10 @@ def test_a_program_that_begins_in_the_background(
     shell.expect("> $")
     program = tmp_path / "program.py"
     program.write_text(HANDLES_THE_KEY.format(stop="pass"))
+    before = last(daemon)
     shell.type(f"echo code-$?; $SFACTL run -q --stdio inherit -- {PYTHON} {program} &\r")
     shell.expect("code-7")
+    wait_until(lambda: last(daemon) != before, "it is there")
     # it may be paused before it says that it is ready
     wait_for(daemon, last(daemon), "paused")
     until_stopped(shell)

@@ -263,7 +263,7 @@ def test_a_group_lets_so_many_run_at_once(share: Start, tmp_path: Path) -> None:
         assert queue.free_by == info(client, first.id).deadline or queue.free_by is not None
         why = daemon.sfactl("why", low.id).stdout
         assert (
-            "of its group, you have 1 live trees, and groups.gpu.slots is 1; "
+            "of its group, you have 1 live tree, and groups.gpu.slots is 1; "
             "it is number 2 of 2 that wait"
         ) in why
         assert "1 of 1 trees in the group gpu" in daemon.sfactl("status").stdout
