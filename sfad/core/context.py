@@ -239,5 +239,5 @@ class Context:
 def grace_of(run: Run, policy: Policy, requested: float | None = None) -> float:
     """Return the seconds between signal and SIGKILL: as requested now, as the run asked, or as
     configured."""
-    own = run.asked.grace if run.asked.grace is not None else policy.grace
+    own = run.asked.terms.grace if run.asked.terms.grace is not None else policy.grace
     return own if requested is None else requested

@@ -81,7 +81,7 @@ class SavedSpawns:
         """Save the request of a run that was admitted, if it does not start at once and for the
         only time. Raises `OSError`."""
         run = live.run
-        if run.status is Status.QUEUED or run.asked.attempts > 1 or run.remote is not None:
+        if run.status is Status.QUEUED or run.asked.retries.attempts > 1 or run.remote is not None:
             self._files.save(run.id, encode(live.spawn))
             crash_point("spawn kept")
 
@@ -89,9 +89,9 @@ class SavedSpawns:
         """Save again what another process has removed. Raises `OSError`."""
         for live in runs:
             run = live.run
-            if (not run.attempt or run.attempt < run.asked.attempts) and not self._files.has(
-                run.id
-            ):
+            if (
+                not run.attempt or run.attempt < run.asked.retries.attempts
+            ) and not self._files.has(run.id):
                 self._files.save(run.id, encode(live.spawn))
 
     def read(self, run: RunId) -> Spawn | None:
@@ -110,7 +110,7 @@ class SavedSpawns:
     def launched(self, run: Run) -> None:
         """An attempt was launched. If it is the last one, its environment is not needed any
         more."""
-        if run.asked.attempts <= 1 or run.attempt >= run.asked.attempts:
+        if run.asked.retries.attempts <= 1 or run.attempt >= run.asked.retries.attempts:
             self.forget(run.id)
 
     def forget(self, run: RunId) -> None:

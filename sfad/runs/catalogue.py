@@ -363,7 +363,7 @@ class RunCatalogue:
         return {
             run: live
             for run, live in self.live.items()
-            if means(name, labels or {}, live.run.name, live.run.asked.labels)
+            if means(name, labels or {}, live.run.name, live.run.asked.identity.labels)
             and scope.admits(live.uid, live.lineage_ids)
         }
 

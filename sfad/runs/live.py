@@ -292,7 +292,7 @@ class Live:
     def __post_init__(self) -> None:
         meter = self.spawn.meter
         self.session_files = (
-            None if meter == NO_METER else session_files_of(meter, self.run.asked.argv)
+            None if meter == NO_METER else session_files_of(meter, self.run.asked.shown.argv)
         )
 
     def hear(self, at: float) -> None:
@@ -398,7 +398,7 @@ class Live:
         if self.spawn.continues is not None:
             return self.spawn.continues.agent_session
         return (
-            self.session_files.session_id(self.run.asked.argv)
+            self.session_files.session_id(self.run.asked.shown.argv)
             if self.session_files is not None
             else None
         )

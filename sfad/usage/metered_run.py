@@ -430,7 +430,7 @@ class MeteredRun:
         is_known = "openai" in run.subscriptions
         if run.account.seen_by_gateway is not None and not is_known:
             return  # its calls went to a server that is not believed about subscriptions
-        login = run.root.asked.logins.get("openai") or digest(
+        login = run.root.asked.sources.logins.get("openai") or digest(
             f"Codex's login of user {run.birth.uid}"
         )
         # what an agent writes with a date in the future would hide what is heard next

@@ -469,7 +469,7 @@ class Metering:
         )
         readings: tuple[Reading, ...] = ()
         if live.kept:
-            argv = run.asked.argv
+            argv = run.asked.shown.argv
             meter = (
                 (lambda saved: program.meter(argv, saved, resumed=_resumes(run)))
                 if program is not None
@@ -495,15 +495,15 @@ class Metering:
             given = (
                 session_of(first, run.attempt)
                 if first is not None
-                else files.session_id(run.asked.argv)
+                else files.session_id(run.asked.shown.argv)
             )
             given = run.agent_session if _resumes(run) else given
             env = dict(os.fsdecode(item).split("=", 1) for item in live.session_variables)
             session = Session(
                 files,
-                run.asked.argv,
+                run.asked.shown.argv,
                 env,
-                run.asked.cwd,
+                run.asked.shown.cwd,
                 run.birth.uid,
                 began,
                 given,

@@ -330,7 +330,7 @@ class World:
     def spawn(self, asked: Asked, peer: Peer) -> int:
         """Ask for a run; return the token of the answer."""
         token = self.token()
-        self.feed(e.SpawnRequested(self.now, token, peer, asked, self.ends(asked.after)))
+        self.feed(e.SpawnRequested(self.now, token, peer, asked, self.ends(asked.queueing.after)))
         return token
 
     def ends(self, awaited: Iterable[After]) -> dict[RunId, Status]:
@@ -899,7 +899,7 @@ class World:
     def _bounds(self, run: Run, above: list[Book]) -> tuple[int, int]:
         depth, descendants = (
             bound.value if bound is not None and bound.value > 0 else None
-            for bound in (run.asked.max_depth, run.asked.max_descendants)
+            for bound in (run.asked.terms.max_depth, run.asked.terms.max_descendants)
         )
         if not above:
             return (
@@ -941,7 +941,7 @@ class World:
         assert not self.books[run.id].released
         assert (run.id, run.attempt) not in self.launches, "the same attempt was launched twice"
         assert run.attempt > 1 or not run.awaits
-        for after in run.asked.after:
+        for after in run.asked.queueing.after:
             awaited = self.books[after.run]
             assert awaited.ended, f"{run.id} was launched before {after.run} had ended"
             assert not after.ok or awaited.run.status is Status.COMPLETED
@@ -1139,7 +1139,8 @@ def with_fair_turns(machine: Machine) -> Machine:
         able = [
             run
             for run in machine.tree
-            if slots.place_of(run.id) is not None and slots.free_for(run.user, run.asked.group)
+            if slots.place_of(run.id) is not None
+            and slots.free_for(run.user, run.asked.queueing.group)
         ]
         places = {run.id: slots.place_of(run.id) for run in able}
         trees = {run.id: slots.user_count(run.user) for run in able}
@@ -1161,8 +1162,8 @@ def places_in_queues(machine: Machine) -> dict[tuple[str, str | None], dict[int,
     queues: dict[tuple[str, str | None], dict[int, Run]] = {}
     for run in machine.tree:
         if (place := machine.slots.place_of(run.id)) is not None:
-            full = machine.slots.group_full(run.user, run.asked.group)
-            queue = queues.setdefault((run.user, run.asked.group if full else None), {})
+            full = machine.slots.group_full(run.user, run.asked.queueing.group)
+            queue = queues.setdefault((run.user, run.asked.queueing.group if full else None), {})
             assert place.place not in queue, (
                 f"{run.id} and {queue[place.place].id} have the same place"
             )

@@ -73,8 +73,8 @@ def test_a_child_inherits_labels_and_its_own_win() -> None:
     t = Transcript(allow_detach=True)
     a = t.start("a", labels={"night": "7", "team": "blue"})
     b = t.start("b", inside(a), labels={"team": "red"})
-    assert t.run(t.start("c", inside(b))).asked.labels == {"night": "7", "team": "red"}
-    assert t.run(t.start("d", inside(a), detach=True)).asked.labels == {}
+    assert t.run(t.start("c", inside(b))).asked.identity.labels == {"night": "7", "team": "red"}
+    assert t.run(t.start("d", inside(a), detach=True)).asked.identity.labels == {}
     many = {f"k{number}": "v" for number in range(63)}
     assert t.failed(t.spawn("e", inside(a), labels=many)) == (
         f"65 labels, with those of its parent {a}; at most 64: give it fewer of its own"

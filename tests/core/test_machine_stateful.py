@@ -613,8 +613,8 @@ class MachineAgainstShell(RuleBasedStateMachine):
         if (
             running
             and "Bash" in tools
-            and book.run.asked.blocked_tools
-            and book.run.asked.on_limit is not Action.WARN
+            and book.run.asked.terms.blocked_tools
+            and book.run.asked.terms.on_limit is not Action.WARN
         ):
             assert book.run.status is Status.STOPPING
 
@@ -909,13 +909,13 @@ class MachineAgainstShell(RuleBasedStateMachine):
         for places in places_in_queues(self.world.machine).values():
             assert sorted(places) == list(range(1, len(places) + 1))
             runs = [places[place] for place in sorted(places)]
-            assert [-run.asked.priority for run in runs] == sorted(
-                -run.asked.priority for run in runs
+            assert [-run.asked.queueing.priority for run in runs] == sorted(
+                -run.asked.queueing.priority for run in runs
             )
             # the others came to the queue when what they waited for had ended
-            waiting = [run for run in runs if not run.asked.after]
+            waiting = [run for run in runs if not run.asked.queueing.after]
             assert waiting == sorted(
-                waiting, key=lambda run: (-run.asked.priority, run.birth.number)
+                waiting, key=lambda run: (-run.asked.queueing.priority, run.birth.number)
             )
 
     @invariant()
@@ -968,14 +968,18 @@ class MachineAgainstShell(RuleBasedStateMachine):
             user = self.world.books[new].run.user
             assert slots.count <= policy.trees
             assert slots.user_count(user) <= policy.trees_per_user
-            group = self.world.books[new].run.asked.group
+            group = self.world.books[new].run.asked.queueing.group
             assert group is None or slots.group_count(user, group) <= policy.groups.get(group, 1000)
         self.holders = {run.id for run in holders}
         for user in USERS:
             assert slots.user_count(user) == len([run for run in holders if run.user == user])
             for group in "gh":
                 assert slots.group_count(user, group) == len(
-                    [run for run in holders if (run.user, run.asked.group) == (user, group)]
+                    [
+                        run
+                        for run in holders
+                        if (run.user, run.asked.queueing.group) == (user, group)
+                    ]
                 )
         assert slots.queued == len(roots) - len(holders)
         assert all(run.status is Status.QUEUED for run in roots if slots.waits(run.id))
@@ -993,7 +997,9 @@ class MachineAgainstShell(RuleBasedStateMachine):
             if run.awaits:
                 self.check_no_circle(run)
             elif run.parent is None:
-                assert not slots.waits(run.id) or not slots.free_for(run.user, run.asked.group)
+                assert not slots.waits(run.id) or not slots.free_for(
+                    run.user, run.asked.queueing.group
+                )
                 assert slots.waits(run.id) or not run.committed
             else:
                 assert run.paused_in_lineage or not run.committed

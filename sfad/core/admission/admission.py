@@ -53,7 +53,7 @@ class Awaiting:
     def awaited_by(self, run: Run, ended: Mapping[RunId, Status]) -> tuple[After, ...]:
         """Return what a run that is to be admitted has to wait for. `ended`: see `SpawnRequested`.
         Raise `Invalid` if it could never start."""
-        for after in run.asked.after:
+        for after in run.asked.queueing.after:
             if self._ctx.tree.get(after.run) is not None:
                 continue
             status = ended.get(after.run)
@@ -67,7 +67,9 @@ class Awaiting:
                 )
         found = tuple(
             dict.fromkeys(
-                after for after in run.asked.after if self._ctx.tree.get(after.run) is not None
+                after
+                for after in run.asked.queueing.after
+                if self._ctx.tree.get(after.run) is not None
             )
         )
         self._refuse_circle(run, found)
@@ -206,7 +208,7 @@ def _untouched(run: Run) -> bool:
     if (
         run.status is Status.STOPPING
         or run.limit_hold is not None
-        or any(limit.kind in PROFILED for limit in run.asked.limits)
+        or any(limit.kind in PROFILED for limit in run.asked.terms.limits)
     ):
         return False
     return all(
@@ -311,7 +313,7 @@ class Admission:
                     self._spending.postponed.append(ev)
                     return
                 share_out(run, budgets, self._ctx.policy.lease, self._spending.sentence_of)
-            awaits = self._awaiting.awaited_by(run, ev.ended) if ev.asked.after else ()
+            awaits = self._awaiting.awaited_by(run, ev.ended) if ev.asked.queueing.after else ()
         except Invalid as invalid:
             self._ctx.fail(ev.token, ErrorCode.BAD_REQUEST, str(invalid))
             return
@@ -438,7 +440,9 @@ class Admission:
         # in its own tree, what it uses counts as it uses it
         self._spending.settle_grant(run, NOTHING, 0)
         run.remote = None
-        run.replace_request(replace(asked, placing=run.asked.placing, labels=run.asked.labels))
+        run.replace_request(
+            replace(asked, placing=run.asked.placing, labels=run.asked.identity.labels)
+        )
         try:
             run.limits = limits_for(run.asked, run.parent, self._ctx.policy, run.birth.uid)
             found = unenforced(run)
@@ -455,12 +459,12 @@ class Admission:
         self._lifecycle.launch(run)
 
     def _admit(self, run: Run, awaits: tuple[After, ...], at: float) -> None:
-        agent = run.asked.agent_program
+        agent = run.asked.sources.agent_program
         if (
             agent
             and run.parent is not None
             and run.remote is None
-            and self._widening.agent_started(run.parent, program_name(run.asked.argv), at)
+            and self._widening.agent_started(run.parent, program_name(run.asked.shown.argv), at)
         ):
             run.limits = limits_for(run.asked, run.parent, self._ctx.policy, run.birth.uid)
         self._number += 1
@@ -498,8 +502,8 @@ class Admission:
         ):
             root.move(Status.QUEUED)
             self._wait_for_reset(root, bar, at)
-        elif self._ctx.slots.free_for(root.user, root.asked.group):
-            self._ctx.slots.take(root.id, root.user, root.asked.group)
+        elif self._ctx.slots.free_for(root.user, root.asked.queueing.group):
+            self._ctx.slots.take(root.id, root.user, root.asked.queueing.group)
         else:
             root.move(Status.QUEUED)
             self._enqueue(root)
@@ -511,7 +515,9 @@ class Admission:
         self._ctx.slots.wait_outside(root.id, root.user)
 
     def _enqueue(self, root: Run) -> None:
-        self._ctx.slots.enqueue(root.id, root.user, root.asked.priority, root.asked.group)
+        self._ctx.slots.enqueue(
+            root.id, root.user, root.asked.queueing.priority, root.asked.queueing.group
+        )
 
     def _changed_above(self, run: Run) -> None:
         for above in run.ancestors:
@@ -621,7 +627,7 @@ class Admission:
         elif run.status is Status.QUEUED:
             self.ready[run.id] = run
         elif run.needs_slot:
-            self._ctx.slots.take(run.id, run.user, run.asked.group)
+            self._ctx.slots.take(run.id, run.user, run.asked.queueing.group)
 
     def forget(self, ended: Iterable[Run]) -> None:
         """Forget what was refused to runs that have ended, and what they waited for."""

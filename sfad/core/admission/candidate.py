@@ -34,7 +34,7 @@ class _Cap(NamedTuple):
 def session_limits_of(asked: Asked, above: Parent | None, policy: Policy, uid: int) -> Limits:
     """Return the limits of a new session, as `limits_of` does. Raise `Invalid`."""
     assert asked.session is not None
-    session, on_limit = asked.session, asked.on_limit
+    session, on_limit = asked.session, asked.terms.on_limit
     if on_limit is Action.WARN:  # it would be no bound
         on_limit = None
     asked = replace(asked, on_limit=None)
@@ -45,7 +45,7 @@ def session_limits_of(asked: Asked, above: Parent | None, policy: Policy, uid: i
         for kind, active in found.items()
         if active.binds and active.limit is not policy.defaults.get(kind)
     }
-    entry = {limit.kind for limit in asked.limits}
+    entry = {limit.kind for limit in asked.terms.limits}
     caps = _caps(policy)
     for limit in session.limits:
         _check_limit(
@@ -56,7 +56,7 @@ def session_limits_of(asked: Asked, above: Parent | None, policy: Policy, uid: i
             for_model=above is not None or asked.from_model,
         )
     wanted = {limit.kind: _answered(limit, on_limit) for limit in session.limits}
-    chosen = {limit.kind: limit for limit in asked.limits}
+    chosen = {limit.kind: limit for limit in asked.terms.limits}
     for kind in dict.fromkeys([*wanted, *caps]):
         if kind in wanted:
             chosen[kind] = _asked_for(wanted[kind], registered.get(kind), caps.get(kind))
@@ -205,33 +205,33 @@ def candidate(
 ) -> Run:
     """Return the run to be, part of no tree yet. `caller` is the live run that the peer is in,
     `permissions` what that run may do. Raise `Invalid`."""
-    above = None if ev.asked.detach else caller
+    above = None if ev.asked.queueing.detach else caller
     _check(ev)
     grant = ev.asked.grant
     if grant is not None:
         _check_grant(grant, ev, policy)
-    if ev.asked.group is not None:
-        _check_group(ev.asked.group, above, policy)
+    if ev.asked.queueing.group is not None:
+        _check_group(ev.asked.queueing.group, above, policy)
     asked = _with_labels_of(above, ev.asked)
-    if asked.name is not None:
-        asked = replace(asked, name=one_form(asked.name))
+    if asked.identity.name is not None:
+        asked = replace(asked, name=one_form(asked.identity.name))
     origin, claimed_depth = _origin(ev, caller)
     own_id = run_id(number)
     birth = Birth(
         id=own_id,
         number=number,
-        name=asked.name or derive_name(asked.argv),
-        kind=asked.kind,
+        name=asked.identity.name or derive_name(asked.shown.argv),
+        kind=asked.identity.kind,
         asked=asked,
         uid=ev.peer.uid,
         user=ev.peer.user,
-        channel=asked.channel or (above.birth.channel if above is not None else "cli"),
+        channel=asked.identity.channel or (above.birth.channel if above is not None else "cli"),
         parent=above.id if above is not None else None,
         created_at=ev.at,
         max_depth=_granted(grant, grant.max_depth)
         if grant is not None
         else _bound(
-            asked.max_depth,
+            asked.terms.max_depth,
             above.birth.max_depth if above else None,
             policy.max_depth,
             policy.depth_ceiling,
@@ -241,7 +241,7 @@ def candidate(
         max_descendants=_granted(grant, grant.descendants)
         if grant is not None
         else _bound(
-            asked.max_descendants,
+            asked.terms.max_descendants,
             above.birth.max_descendants if above else None,
             policy.max_descendants,
             policy.descendants_ceiling,
@@ -249,12 +249,12 @@ def candidate(
         ),
         # the peer's, not the parent's: to detach is no way out of them
         permissions=permissions.narrowed(
-            allow=asked.allow,
-            deny=asked.deny,
-            leaf=asked.leaf,
+            allow=asked.terms.allow,
+            deny=asked.terms.deny,
+            leaf=asked.terms.leaf,
             sessions=grant.sessions
             if grant is not None
-            else asked.nested or (caller is None and asked.session is None),
+            else asked.terms.nested or (caller is None and asked.session is None),
             session=asked.session is not None,
         ),
         origin=origin,
@@ -283,9 +283,9 @@ def limits_for(asked: Asked, above: Run | None, policy: Policy, uid: int) -> Lim
 
 def _with_labels_of(parent: Run | None, asked: Asked) -> Asked:
     """Add the parent's labels; for each key the child's own label wins."""
-    if parent is None or not parent.asked.labels:
+    if parent is None or not parent.asked.identity.labels:
         return asked
-    labels = parent.asked.labels | asked.labels
+    labels = parent.asked.identity.labels | asked.identity.labels
     if len(labels) > MAX_LABELS:
         raise Invalid(
             f"{len(labels)} labels, with those of its parent {parent.id}; at most {MAX_LABELS}: "
@@ -296,23 +296,26 @@ def _with_labels_of(parent: Run | None, asked: Asked) -> Asked:
 
 def _check(ev: SpawnRequested) -> None:
     asked = ev.asked
-    if not asked.argv:
+    if not asked.shown.argv:
         raise Invalid("there is no command to run")
-    if asked.name is not None and not is_name(asked.name):
-        raise Invalid(f"the name {asked.name!r} is not valid: {NAME}")
-    if not 1 <= asked.attempts <= MAX_ATTEMPTS:
-        raise Invalid(f"attempts = {asked.attempts} is outside 1 to {MAX_ATTEMPTS}")
-    if asked.retry_delay is not None and not 0 <= asked.retry_delay <= MAX_RETRY_DELAY:
+    if asked.identity.name is not None and not is_name(asked.identity.name):
+        raise Invalid(f"the name {asked.identity.name!r} is not valid: {NAME}")
+    if not 1 <= asked.retries.attempts <= MAX_ATTEMPTS:
+        raise Invalid(f"attempts = {asked.retries.attempts} is outside 1 to {MAX_ATTEMPTS}")
+    if (
+        asked.retries.retry_delay is not None
+        and not 0 <= asked.retries.retry_delay <= MAX_RETRY_DELAY
+    ):
         raise Invalid(
-            f"retry_delay = {asked.retry_delay:g} s is outside 0 s to {MAX_RETRY_DELAY:g} s"
+            f"retry_delay = {asked.retries.retry_delay:g} s is outside 0 s to {MAX_RETRY_DELAY:g} s"
         )
-    if asked.leaf and asked.nested:
+    if asked.terms.leaf and asked.terms.nested:
         raise Invalid("leaf and nested exclude each other: a leaf may start nothing")
-    if asked.after and not asked.queue:
+    if asked.queueing.after and not asked.queueing.queue:
         raise Invalid(
             "--after and --no-queue exclude each other: a run that waits for another is queued"
         )
-    check_grace(asked.grace)
+    check_grace(asked.terms.grace)
 
 
 def _check_group(group: str, above: Run | None, policy: Policy) -> None:
@@ -359,9 +362,9 @@ def _origin(
     if ev.asked.grant is not None:
         return tuple((kind, name) for kind, name in ev.asked.grant.chain), ev.asked.grant.depth
     if caller is None:
-        claim = ev.asked.claim
+        claim = ev.asked.identity.claim
         return tuple((None, name) for name in claim.names), max(claim.depth, len(claim.names), 0)
-    if not ev.asked.detach:
+    if not ev.asked.queueing.detach:
         return (), 0
     return (*caller.root.birth.origin, *(run.identity for run in caller.lineage)), 0
 
@@ -370,7 +373,11 @@ def _models(run: RunId, asked: Asked, caller: Run | None) -> tuple[AllowedModels
     inherited = caller.birth.models if caller is not None else ()
     if asked.grant is not None:
         return tuple(AllowedModels(run, tuple(patterns)) for patterns in asked.grant.models)
-    return (*inherited, AllowedModels(run, asked.models)) if asked.models else inherited
+    return (
+        (*inherited, AllowedModels(run, asked.terms.allowed_models))
+        if asked.terms.allowed_models
+        else inherited
+    )
 
 
 def _bound(

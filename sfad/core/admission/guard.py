@@ -94,7 +94,7 @@ class Question(Struct, frozen=True):
     @property
     def detached(self) -> bool:
         """A new root asked for from inside a run."""
-        return self.run.asked.detach and self.caller is not None
+        return self.run.asked.queueing.detach and self.caller is not None
 
     @property
     def chain_length(self) -> int:
@@ -141,7 +141,7 @@ def _enabled(q: Question) -> Refusal | None:
 def _permission(q: Question) -> Refusal | None:
     permissions = q.caller.birth.permissions if q.caller is not None else FULL
     asked = q.run.asked
-    if asked.session is not None or asked.nested:
+    if asked.session is not None or asked.terms.nested:
         detail = why_sessions_refused(q.peer, permissions, q.policy.access)
     else:
         detail = why_verb_refused(q.peer, "spawn", permissions, q.policy.access)
@@ -163,7 +163,7 @@ def _loop(q: Question) -> Refusal | None:
     known = [run.identity for run in q.run.ancestors]
     # a claim says names only, so it matches either kind
     own_kind, own = q.run.identity
-    if q.run.asked.by_automatic_shim and q.policy.unnamed == "child":
+    if q.run.asked.identity.by_automatic_shim and q.policy.unnamed == "child":
         return None  # scripts do this on purpose; depth, descendants and money bound it
     chain = [(kind or own_kind, name) for kind, name in (*q.run.root.birth.origin, *known)]
     if q.run.identity not in chain:
@@ -182,9 +182,9 @@ def _loop(q: Question) -> Refusal | None:
 
 
 def _another(q: Question) -> str:
-    if q.run.asked.identity is not None:
+    if q.run.asked.identity.agent is not None:
         return (
-            f"It is the registered agent '{q.run.asked.identity}', whatever its name; "
+            f"It is the registered agent '{q.run.asked.identity.agent}', whatever its name; "
             "another agent needs an entry of its own."
         )
     name = "worker_name" if q.run.asked.by_tool else "--name"
@@ -251,10 +251,11 @@ def unenforced(run: Run) -> tuple[str, Limit] | None:
     run goes without it, its meter does, and reads nothing of what it starts anyway."""
     if (of_role := _unreported_role(run)) is not None:
         return of_role
-    why = run.asked.uncounted
+    why = run.asked.sources.uncounted
     bounds = typed_bounds(run) if why is not None else ()
     whose, found = next(
-        ((each, found) for each, found in bounds if each is run or each.asked.gated), (run, None)
+        ((each, found) for each, found in bounds if each is run or each.asked.sources.gated),
+        (run, None),
     )
     if found is None:
         return None
@@ -273,7 +274,7 @@ def unenforced(run: Run) -> tuple[str, Limit] | None:
 
 def _unreported_role(run: Run) -> tuple[str, Limit] | None:
     """Return such a limit of a role's cost: nothing but a report knows the role of a call."""
-    for limit in () if run.asked.reports else run.asked.limits:
+    for limit in () if run.asked.sources.reports else run.asked.terms.limits:
         if limit.kind in ROLES and limit.typed and run.limits[limit.kind].binds:
             bound = format_amount(limit.kind, limit.threshold)
             words = f"its {limit.kind} limit of {bound} ({limit.source})"
@@ -287,7 +288,7 @@ def _unenforceable(q: Question) -> Refusal | None:
     if found is None:
         return None
     detail, limit = found
-    gate = "Change that" if q.run.asked.direct else "Start it with --gateway"
+    gate = "Change that" if q.run.asked.sources.direct else "Start it with --gateway"
     meter = (
         "Name --meter report if its agents report so"
         if limit.kind in ROLES
@@ -313,10 +314,10 @@ def _rate(q: Question) -> Refusal | None:
 
 
 def _concurrency(q: Question) -> Refusal | None:
-    user, group = q.peer.user, q.run.asked.group
+    user, group = q.peer.user, q.run.asked.queueing.group
     if q.run.parent is not None or (q.slots.free_for(user, group) and not q.waits):
         return None
-    if q.run.asked.queue:
+    if q.run.asked.queueing.queue:
         return (
             _queue_full(q, q.slots.queued_of(user))
             if q.slots.queued_of(user) >= q.policy.queued_per_user
@@ -352,7 +353,7 @@ def _concurrency(q: Question) -> Refusal | None:
 
 
 def _window(q: Question) -> Refusal | None:
-    if q.window is None or q.run.asked.queue:
+    if q.window is None or q.run.asked.queueing.queue:
         return None
     detail = f"{q.window}, and the request said not to queue"
     return q.refuse(
@@ -365,7 +366,9 @@ def _window(q: Question) -> Refusal | None:
 
 def _queue_full(q: Question, waiting: int) -> Refusal:
     key, limit = "quotas.queued_per_user", q.policy.queued_per_user
-    full = q.slots.full_for(q.peer.user) and not q.slots.group_full(q.peer.user, q.run.asked.group)
+    full = q.slots.full_for(q.peer.user) and not q.slots.group_full(
+        q.peer.user, q.run.asked.queueing.group
+    )
     wait = _until_fewer(_trees_in_the_way(q), q.slots.per_user, q.at) if full else None
     wait = wait if limit else None
     said = (
@@ -384,10 +387,10 @@ def _queue_full(q: Question, waiting: int) -> Refusal:
 
 def _trees_in_the_way(q: Question) -> list[Run]:
     """Return the trees of which one has to end before the peer's user gets a slot."""
-    user, group = q.peer.user, q.run.asked.group
+    user, group = q.peer.user, q.run.asked.queueing.group
     live = [run for run in q.live if run.parent is None and not q.slots.waits(run.id)]
     if q.slots.group_full(user, group):
-        return [run for run in live if run.user == user and run.asked.group == group]
+        return [run for run in live if run.user == user and run.asked.queueing.group == group]
     return [run for run in live if run.user == user or not q.slots.full_for(user)]
 
 

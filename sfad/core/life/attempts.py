@@ -103,7 +103,7 @@ class AttemptTracker:
                 kind=ReasonKind.INTERRUPT, message="interrupted where it was started (Ctrl-C)"
             )
             self.conclude(run, ev.at, Ending(Status.CANCELLED, reason), empty=ev.empty)
-        elif run.attempt < run.asked.attempts and run.cut is None:
+        elif run.attempt < run.asked.retries.attempts and run.cut is None:
             self._retry(run, ev.at)
         else:
             self.conclude(
@@ -121,7 +121,7 @@ class AttemptTracker:
         started for. But its session may be continued, with `Asked.resume`: there the agent sees
         what it has done. `startable`: what it is to be started with is known."""
         if (
-            run.asked.resume
+            run.asked.retries.resume
             and startable
             and not run.latest.said_finished
             and self._has_another(run)
@@ -189,7 +189,7 @@ class AttemptTracker:
         return (
             running
             and run.agent_session is not None
-            and run.attempt < run.asked.attempts
+            and run.attempt < run.asked.retries.attempts
             and run.cut is None
         )
 
@@ -200,7 +200,7 @@ class AttemptTracker:
             self._ctx.save_and_record(run)
 
     def _retry(self, run: Run, at: float, *, empty: bool = False) -> None:
-        run.latest.next_resumes |= run.asked.resume
+        run.latest.next_resumes |= run.asked.retries.resume
         run.latest.failed_at = at
         if run.status is Status.PAUSED:
             run.move(Status.RUNNING)
@@ -223,7 +223,11 @@ class AttemptTracker:
     def _cleared(self, run: Run, at: float) -> None:
         self._lifecycle.leave_ladder(run)
         policy = self._ctx.policy
-        first = run.asked.retry_delay if run.asked.retry_delay is not None else policy.retry_delay
+        first = (
+            run.asked.retries.retry_delay
+            if run.asked.retries.retry_delay is not None
+            else policy.retry_delay
+        )
         wait = backoff(run.id, run.attempt, first=first, cap=max(policy.retry_delay_max, first))
         run.retry_at = at + wait
         self._ctx.changed(run)
@@ -238,7 +242,9 @@ class AttemptTracker:
         )
         if run.stopped_children is not None:
             how, run.stopped_children = f"{how}; {run.stopped_children.message}", None
-        message = f"attempt {run.attempt} of {run.asked.attempts} {how}; {next_} in {wait:.1f} s"
+        message = (
+            f"attempt {run.attempt} of {run.asked.retries.attempts} {how}; {next_} in {wait:.1f} s"
+        )
         self._ctx.publish(EventType.RUN_PROGRESS, run, message)
 
     def retry_due(self, run: Run) -> None:
@@ -331,7 +337,11 @@ class AttemptTracker:
         if run.status is not Status.RUNNING:
             self._ctx.arm(run, Timer.RESULT, at + self._ctx.policy.result_wait)
             return
-        if latest.said_failed is not None and run.attempt < run.asked.attempts and run.cut is None:
+        if (
+            latest.said_failed is not None
+            and run.attempt < run.asked.retries.attempts
+            and run.cut is None
+        ):
             self._retry(run, at)
             return
         outcome, said = _said(latest)

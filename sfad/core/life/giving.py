@@ -84,7 +84,11 @@ def _share(run: Run, kind: LimitKind) -> None:
             f"run {whose} has {format_amount(kind, to_wire(kind, max(0, left)))} of its {kind} "
             "limit left: no share fits"
         )
-    if own is not None and own.binds and any(limit.kind is kind for limit in run.asked.limits):
+    if (
+        own is not None
+        and own.binds
+        and any(limit.kind is kind for limit in run.asked.terms.limits)
+    ):
         if own.threshold > left:
             asked, there = (
                 format_amount(kind, to_wire(kind, amount)) for amount in (own.threshold, left)
@@ -131,7 +135,7 @@ def _descendants(run: Run) -> int:
     if not run.ancestors:
         return own
     left = min(above.birth.max_descendants.value - above.admitted for above in run.ancestors)
-    asked = run.asked.max_descendants
+    asked = run.asked.terms.max_descendants
     if asked is not None and asked.value > 0:
         return max(0, min(own, left - 1))
     return max(0, left // PART - 1)
@@ -316,7 +320,9 @@ class Giving:
             self._expect(run)
             return
         elsewhere = (
-            placing is not None and placing.restart_elsewhere and run.attempt < run.asked.attempts
+            placing is not None
+            and placing.restart_elsewhere
+            and run.attempt < run.asked.retries.attempts
         )
         if (
             elsewhere

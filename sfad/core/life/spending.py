@@ -72,7 +72,7 @@ def _prints_in(run: Run) -> Run | None:
 
 
 def _agent_cost_counts(run: Run) -> bool:
-    return run.goes_around or run.asked.tells_each_call
+    return run.goes_around or run.asked.sources.tells_each_call
 
 
 class Spending:

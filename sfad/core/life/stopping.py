@@ -99,7 +99,7 @@ class Stopping:
             each.id
             for each in run.subtree()
             if each.pid is not None
-            and program_name(each.asked.argv) in self._ctx.policy.interrupted
+            and program_name(each.asked.shown.argv) in self._ctx.policy.interrupted
             and all(
                 below.ladder is None or below.ladder.rung is Rung.INTERRUPTED
                 for below in each.lineage[above:]

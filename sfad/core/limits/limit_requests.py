@@ -226,7 +226,7 @@ def _check_reported(run: Run, limit: Limit) -> None:
     """Raise `Invalid` if this would limit the cost of a role of which nothing tells, as the guard
     refuses at the start."""
     acts = _action(run, limit) is not Action.WARN
-    if limit.kind in ROLES and not run.asked.reports and acts:
+    if limit.kind in ROLES and not run.asked.sources.reports and acts:
         raise Invalid(
             f"nothing would enforce the {limit.kind} limit of run {run.id}: {ROLES_ARE_REPORTED}, "
             "and it was not started with --meter report; let the limit only warn: "
@@ -262,7 +262,7 @@ def _check_above(run: Run, limit: Limit) -> None:
     """Raise `Invalid` where an ancestor has less. An ancestor's clock runs beside the run's own, so
     that time needs no check."""
     unit = KINDS[limit.kind].suffix
-    granted = run.root.asked.limits if run.granted else ()
+    granted = run.root.asked.terms.limits if run.granted else ()
     if (
         most := next((each.threshold for each in granted if each.kind is limit.kind), None)
     ) is not None and limit.threshold > most:

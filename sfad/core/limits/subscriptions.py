@@ -479,7 +479,9 @@ class Subscriptions:
             windows = self.known[key].windows.values() if key in self.known else ()
             within = spread_of(windows, at + self._offset)
             turns = spread(
-                [(run.root.asked.priority, hold.since) for run, hold in waiting], at, within
+                [(run.root.asked.queueing.priority, hold.since) for run, hold in waiting],
+                at,
+                within,
             )
             for (run, hold), turn in zip(waiting, turns, strict=True):
                 hold.goes_on_at = turn
@@ -620,9 +622,9 @@ class Subscriptions:
 def _may_use(run: Run, found: Subscription) -> bool:
     """Return whether a root may use a subscription: not if its environment holds a credential of
     another account."""
-    login = run.asked.logins.get(found.provider)
+    login = run.asked.sources.logins.get(found.provider)
     return login is None or login in found.logins
 
 
 def _program_of(run: Run) -> str:
-    return program_name(run.asked.argv)
+    return program_name(run.asked.shown.argv)

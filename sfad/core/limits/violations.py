@@ -96,7 +96,7 @@ def _asked_for(run: Run, process: e.AgentProcess) -> bool:
         return True
     if process.is_part:
         return True
-    own = process.below_main and program_name(run.asked.argv) == process.program
+    own = process.below_main and program_name(run.asked.shown.argv) == process.program
     return own and all(program != process.program for _, program in process.above)
 
 
@@ -182,13 +182,13 @@ def _may_go_around(run: Run, cause: str) -> bool:
     metered, not astray; the session file of another program within it may tell more."""
     if _meters_itself(run) and cause != "session":
         return False
-    return run.asked.gated and cause not in run.bypassed
+    return run.asked.sources.gated and cause not in run.bypassed
 
 
 def _meters_itself(run: Run) -> bool:
     """Return whether its agent tells what it uses by a way that sfad offers, whatever leads to its
     model."""
-    return run.asked.tells_each_call or run.asked.reports
+    return run.asked.sources.tells_each_call or run.asked.sources.reports
 
 
 def _tokens(run: Run, source: Source) -> int:
@@ -269,7 +269,7 @@ class ToolRules:
             limit_kind="tool", threshold=0, used=1, exceeded_by=1,
         )  # fmt: skip
         self._ctx.publish_event(event, run)
-        if run.asked.on_limit is not Action.WARN:
+        if run.asked.terms.on_limit is not Action.WARN:
             self._stopping.stop_for(
                 run, Reason(kind=ReasonKind.LIMIT, message=message, limit_kind="tool"), at
             )
@@ -278,8 +278,8 @@ class ToolRules:
 def _forbidden(run: Run, tool: str) -> str | None:
     """Return why the run may not use a tool. The agent itself keeps a pattern such as
     `Bash(git:*)`; here its name counts."""
-    blocked = {name for name in run.asked.blocked_tools if "(" not in name}
-    allowed = {name_of(tool) for tool in run.asked.allowed_tools}
+    blocked = {name for name in run.asked.terms.blocked_tools if "(" not in name}
+    allowed = {name_of(tool) for tool in run.asked.terms.allowed_tools}
     if tool in blocked:
         return "which --block-tool forbids"
     return "which --allow-tool does not name" if allowed and tool not in allowed else None

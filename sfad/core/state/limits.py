@@ -139,26 +139,28 @@ def limits_of(asked: Asked, above: Parent | None, policy: Policy, uid: int) -> L
     if above is not None:
         for kind in BY_KERNEL:  # their defaults bound the whole tree
             chosen.pop(kind, None)
-    if asked.agent_program and policy.program_profile:
+    if asked.sources.agent_program and policy.program_profile:
         chosen.setdefault(LimitKind.SILENCE, SILENT_AGENT)
     chosen |= _of_profile(asked, policy)
     if policy.advice:
         chosen |= _by_advice(asked, chosen, policy, uid)
-    if asked.by_automatic_shim:  # no person wants this run: what bounds those above it is enough
+    if (
+        asked.identity.by_automatic_shim
+    ):  # no person wants this run: what bounds those above it is enough
         for kind in (LimitKind.TIME, LimitKind.COST):
             chosen.pop(kind, None)
-    if asked.on_limit is not None:
-        answered = _ONLY_OF.get(asked.on_limit, _ANSWERED)
+    if asked.terms.on_limit is not None:
+        answered = _ONLY_OF.get(asked.terms.on_limit, _ANSWERED)
         chosen |= {
-            kind: replace(chosen[kind], action=asked.on_limit)
+            kind: replace(chosen[kind], action=asked.terms.on_limit)
             for kind in answered
             if kind in chosen
         }
-    for limit in asked.limits:
+    for limit in asked.terms.limits:
         check_range(limit, policy)
         chosen[limit.kind] = _with_action(limit, asked, policy)
     silence = chosen.get(LimitKind.SILENCE)
-    if silence is not None and silence.action is Action.CONTINUE and asked.attempts == 1:
+    if silence is not None and silence.action is Action.CONTINUE and asked.retries.attempts == 1:
         raise Invalid(
             "the action 'continue' of the limit 'silence' needs further attempts, "
             "as in: --attempts 3"
@@ -171,9 +173,9 @@ def limits_of(asked: Asked, above: Parent | None, policy: Policy, uid: int) -> L
 def profile_of(asked: Asked, policy: Policy) -> tuple[str, Profile] | None:
     """Return a run's profile and what to call it: its type's, else `coding-agent` for a known agent
     program, because the defaults would end that in the middle of ordinary work."""
-    if asked.type in PROFILES:
-        return f"type {asked.type}", PROFILES[asked.type]
-    if asked.agent_program and policy.program_profile:
+    if asked.identity.run_type in PROFILES:
+        return f"type {asked.identity.run_type}", PROFILES[asked.identity.run_type]
+    if asked.sources.agent_program and policy.program_profile:
         return f"profile {CODING_AGENT}", PROFILES[CODING_AGENT]
     return None
 
@@ -215,7 +217,7 @@ def _bounded(kind: LimitKind, threshold: float, policy: Policy) -> float:
 def _by_advice(
     asked: Asked, chosen: Mapping[LimitKind, Limit], policy: Policy, uid: int
 ) -> dict[LimitKind, Limit]:
-    advice = policy.advice.get(advice_key(uid, asked.type, asked.name))
+    advice = policy.advice.get(advice_key(uid, asked.identity.run_type, asked.identity.name))
     return {
         kind: Limit(
             kind=kind, threshold=threshold, action=chosen[kind].action, source="limits.adaptive"
@@ -241,8 +243,8 @@ def _with_action(limit: Limit, asked: Asked, policy: Policy) -> Limit:
         return replace(limit, action=Action.WARN)
     if limit.action is not None:
         return limit
-    if asked.on_limit is not None and takes(limit.kind, asked.on_limit):
-        return replace(limit, action=asked.on_limit)
+    if asked.terms.on_limit is not None and takes(limit.kind, asked.terms.on_limit):
+        return replace(limit, action=asked.terms.on_limit)
     found = profile_of(asked, policy) if limit.kind in PROFILED else None
     return replace(limit, action=found[1].action if found is not None else Action.TERMINATE)
 

@@ -515,7 +515,7 @@ class Run(State):
         super().__init__(*_PARTS(state))
         self.birth = birth
         self.id, self.name, self.user, self.asked = birth.id, birth.name, birth.user, birth.asked
-        self.identity = (birth.kind, birth.asked.identity or birth.name)
+        self.identity = (birth.kind, birth.asked.identity.agent or birth.name)
         """What the loop rule compares."""
         self.parent = parent
         self.ancestors: tuple[Run, ...] = (*parent.ancestors, parent) if parent is not None else ()
@@ -592,7 +592,7 @@ class Run(State):
             (
                 limit
                 for each in reversed(self.lineage)
-                for limit in each.asked.limits
+                for limit in each.asked.terms.limits
                 if limit.kind is LimitKind.TIME
             ),
             None,
@@ -659,8 +659,8 @@ class Run(State):
         costs, or it holds an agent program. That calls would go through the gateway says nothing:
         so it is with most runs that never make one."""
         return bool(self.account.below) or any(
-            run.asked.agent_program
-            or run.asked.metered
+            run.asked.sources.agent_program
+            or run.asked.sources.metered
             or run.holds_agent
             or run.called
             or run.account.metered
@@ -684,7 +684,7 @@ class Run(State):
     def miss_calls(self) -> None:
         """Note that its agent may not know of all its calls, unless it has told each one by
         itself."""
-        if self.asked.tells_each_call:
+        if self.asked.sources.tells_each_call:
             return
         self.misses_calls = True
         for source in OF_AGENT & self.account.sources.keys():

@@ -69,7 +69,7 @@ def typed_bounds(run: Run) -> Iterator[tuple[Run, ActiveLimit]]:
     for each in reversed(run.lineage):
         grant = each.asked.grant
         typed = (
-            {limit.kind for limit in each.asked.limits if limit.typed}
+            {limit.kind for limit in each.asked.terms.limits if limit.typed}
             if grant is None
             else set(grant.typed)
         )

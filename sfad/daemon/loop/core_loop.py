@@ -221,7 +221,7 @@ class CoreLoop:
         if live.stdin is not None:
             self.background.start_soon(live.stdin.serve)
         pending.on_admit(run.id)
-        self.adviser.noticed(run.birth.uid, run.asked.type, run.name)
+        self.adviser.noticed(run.birth.uid, run.asked.identity.run_type, run.name)
         self.saver.admit(live, unsaved)
 
     def _refuse(self, run: Run) -> None:
@@ -230,7 +230,7 @@ class CoreLoop:
     def _retire(self, run: Run) -> None:
         if run.asked.placing is not None:
             self.fleet.ended(run.id)
-        self.adviser.noticed(run.birth.uid, run.asked.type, run.name)
+        self.adviser.noticed(run.birth.uid, run.asked.identity.run_type, run.name)
         if run.asked.session is not None:
             self.archive.ended(run.id)
         self.saver.retire(self.catalogue.live[run.id])

@@ -616,7 +616,7 @@ class Neighbour:
             leaf=permissions.leaf,
             nested=False,
             allowed_models=[],
-            labels=run.asked.labels,
+            labels=run.asked.identity.labels,
             channel=run.birth.channel,
             tied=False,
             watch=False,

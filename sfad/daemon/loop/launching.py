@@ -319,7 +319,7 @@ class Launching:
                 return
             parent = run.parent.id if run.parent is not None else None
             self.resources.launcher.launch(run.id, parent, spec, partial(self._save_main, live))
-            if live.stdin is not None and run.attempt >= run.asked.attempts:
+            if live.stdin is not None and run.attempt >= run.asked.retries.attempts:
                 live.stdin.leave_to_run()
             crash_point("launched")
             self.expect(run)

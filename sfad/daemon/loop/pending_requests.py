@@ -122,7 +122,9 @@ class PendingRequests:
             if grant is not None and grant.lease is not None
             else None
         )
-        self.feed(e.SpawnRequested(now, token, peer, asked, self._ended(asked.after), by, until))
+        self.feed(
+            e.SpawnRequested(now, token, peer, asked, self._ended(asked.queueing.after), by, until)
+        )
 
     def _ended(self, awaited: Iterable[After]) -> dict[RunId, Status]:
         """Return how those of the runs have ended that are not live."""

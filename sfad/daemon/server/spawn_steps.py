@@ -221,10 +221,10 @@ def _check_files(ship: Ship, context: SpawnContext) -> None:
 def narrow_tools(request: Spawn, context: SpawnContext) -> Spawn:
     """Narrow the lists of tools by those of the peer's run. To detach is no way out of them."""
     caller = context.caller
-    if caller is None or not any(caller.run.asked.tools):
+    if caller is None or not any(caller.run.asked.terms.tools):
         return request
     own = ToolLists(tuple(request.allowed_tools), tuple(request.blocked_tools))
-    tools = narrowed(own, caller.run.asked.tools, f"run {caller.run.id}")
+    tools = narrowed(own, caller.run.asked.terms.tools, f"run {caller.run.id}")
     return replace(request, allowed_tools=list(tools.allowed), blocked_tools=list(tools.blocked))
 
 
@@ -555,7 +555,11 @@ def is_own_program(shim: int, run: Live, request: Spawn) -> bool:
     """Return whether it is the run's own command that has led to a shim, as `timeout 60 claude`
     does in the run's PATH: no process between the two is the program."""
     program = program_name([os.fsdecode(word) for word in request.argv[:1]])
-    if run.main is None or request.name is not None or program_name(run.run.asked.argv) != program:
+    if (
+        run.main is None
+        or request.name is not None
+        or program_name(run.run.asked.shown.argv) != program
+    ):
         return False
     for process in kernel.ancestors(shim):
         if process.pid != shim and executes(kernel.command(process.pid), program):

@@ -71,7 +71,7 @@ async def complete_here(runtime: Runtime, live: Live) -> Asked:
     live.session_files = (
         None
         if found.spawn.meter == NO_METER
-        else session_files_of(found.spawn.meter, found.asked.argv)
+        else session_files_of(found.spawn.meter, found.asked.shown.argv)
     )
     return found.asked
 

@@ -123,7 +123,9 @@ def _queue(machine: Machine, run: Run) -> QueueState | None:
     if place.key != "quotas.trees":
         holding = [root for root in holding if root.user == run.user]
     if place.key not in {"quotas.trees", "quotas.trees_per_user"}:
-        holding = [root for root in holding if root.asked.group == run.asked.group]
+        holding = [
+            root for root in holding if root.asked.queueing.group == run.asked.queueing.group
+        ]
     first = min((root.deadline for root in holding if root.deadline is not None), default=None)
     free_by = (
         wall_clock() + timedelta(seconds=first - trio.current_time()) if first is not None else None

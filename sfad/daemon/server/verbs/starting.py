@@ -371,7 +371,7 @@ def _prepare_and_ask(
     if request.gateway and (context.explicit or runtime.gateways.always) and caller is None:
         runtime.gateways.start_for_run(peer.uid, _once_served(asker, ask_core, descriptors))
         return
-    is_agent = request.agent is not None or asked.agent_program
+    is_agent = request.agent is not None or asked.sources.agent_program
     if request.gateway and request.direct is None and is_agent:
         runtime.gateways.start_ahead(peer.uid)
     ask_core()
