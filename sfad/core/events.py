@@ -65,7 +65,7 @@ class SpawnRequested(OfPeer, frozen=True):
 
     asked: Asked
     ended: Mapping[RunId, Status] = {}
-    """How those of `asked.after` have ended that are not live."""
+    """How those of `asked.queueing.after` have ended that are not live."""
     continued_by: RunId | None = None
     """The ended run that has continued `asked.continues` already."""
     lease_until: float | None = None

@@ -12,7 +12,6 @@ from random import Random
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
 
 from sfad.core import commands as c
 from sfad.core import events as e
@@ -26,6 +25,7 @@ from sfad.core.state.run import Birth, Run, State
 from sfad.core.state.tree import Remembered
 from sfad.durable.snapshots import from_saved, to_saved
 from sfad.protocol.types import LimitKind, Reason, RunId, Wanted
+from tests.core.asking import asked_for, replaced
 from tests.core.holding import check_holds
 
 ANN = Peer(1000, "ann")
@@ -156,7 +156,7 @@ class Node:
     def spawn(self, name: str, *, inside: RunId | None = None, **asked: Any) -> c.Answer | None:
         self.token += 1
         peer = Peer(1000, "ann", run=inside)
-        self.feed(e.SpawnRequested(self.now, self.token, peer, Asked(argv=(name,), **asked)))
+        self.feed(e.SpawnRequested(self.now, self.token, peer, asked_for((name,), **asked)))
         return self.answers.get(self.token)
 
     def spend(self, run: RunId, nanos: int) -> bool:
@@ -300,7 +300,7 @@ class Node:
 
     def _offer(self, run: Run, node: str, stamp: float) -> None:
         grant = grant_of(run, self.name, str(stamp))
-        asked = replace(
+        asked = replaced(
             run.asked,
             placing=None,
             grant=grant,

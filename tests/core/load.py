@@ -21,10 +21,10 @@ from sfad.core import events as e
 from sfad.core.machine import Machine
 from sfad.core.state.access import Peer
 from sfad.core.state.policy import Policy
-from sfad.core.state.request import Asked
 from sfad.core.state.run import Run
 from sfad.core.state.vocabulary import Timer
 from sfad.protocol.types import Bound, Limit, LimitKind, RunId
+from tests.core.asking import asked_for
 
 
 def calls_of(what: Callable[[], object]) -> int:
@@ -99,7 +99,7 @@ class Load:
             if parent is not None
             else dice.choice(PEERS)
         )
-        asked = Asked(
+        asked = asked_for(
             ("x",),
             name=f"n{dice.randrange(30)}",
             limits=LIMITS,

@@ -102,7 +102,7 @@ def test_birth_and_state_are_loaded_as_they_were_saved() -> None:
     asked: dict[str, Any] = {
         "labels": {"x": "y"},
         "blocked_tools": ("Bash",),
-        "models": ("claude-*",),
+        "allowed_models": ("claude-*",),
         "deny": frozenset({"spawn"}),
         "on_limit": Action.WARN,
     }

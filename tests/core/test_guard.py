@@ -238,9 +238,9 @@ def test_loop_compares_kind_and_name() -> None:
 
 def test_loop_compares_the_identity_of_a_registered_agent_and_not_its_name() -> None:
     t = Transcript()
-    a = t.start("one", identity="reviewer")
+    a = t.start("one", agent="reviewer")
     b = t.start("helper", inside(a))
-    event = t.spawn("two", inside(b), identity="reviewer")
+    event = t.spawn("two", inside(b), agent="reviewer")
     t >> event << "recordrefusal a3" << f"reply {event.token} Refused loop a3"
     refused = t.answers[event.token]
     assert isinstance(refused, c.SpawnRefused)

@@ -500,7 +500,7 @@ def test_without_any_time_limit_max_time_terminates() -> None:
 
 def test_max_time_comes_first_where_a_profile_says_more() -> None:
     t = Transcript(max_time=100.0)
-    run = t.run(t.start("a", type="developer"))
+    run = t.run(t.start("a", run_type="developer"))
     assert (run.limits[LimitKind.TIME].limit.threshold, run.deadline) == (600, 100)
     t.later(100)
     t >> t.fired("a1", "deadline") << "terminate a1 SIGTERM" << "arm a1 grace +5"

@@ -196,7 +196,7 @@ def test_the_profiles() -> None:
 def test_a_profile_sets_turns_time_and_cost_and_their_action(name: str) -> None:
     t = Transcript()
     turns, time, cost, action = OF_TYPES[name]
-    a = t.start("a", type=name)
+    a = t.start("a", run_type=name)
     assert (
         shown(t, a, "time", "turns", "cost")
         == f"time={time:g}:{action} turns={turns}:{action} cost={cost:g}:{action}"
@@ -212,9 +212,12 @@ def test_a_known_program_has_the_profile_coding_agent_where_no_other_is_named() 
     assert shown(t, a, "time", "turns", "cost") == profile
     assert t.held(a, "turns").limit.source == "profile coding-agent"
     assert (
-        shown(t, t.start("b", agent_program=True, type="poet"), "time", "turns", "cost") == profile
+        shown(t, t.start("b", agent_program=True, run_type="poet"), "time", "turns", "cost")
+        == profile
     ), "a poet has no profile"
-    assert t.held(t.start("c", agent_program=True, type="qa"), "turns").limit.source == "type qa"
+    assert (
+        t.held(t.start("c", agent_program=True, run_type="qa"), "turns").limit.source == "type qa"
+    )
     assert (
         shown(t, t.start("d", agent_program=True, limits="turns=7"), "time", "turns")
         == "time=1800:terminate turns=7:terminate"
@@ -230,7 +233,7 @@ def test_a_known_program_has_the_profile_coding_agent_where_no_other_is_named() 
 
 def test_an_unknown_type_is_a_label() -> None:
     t = Transcript()
-    assert shown(t, t.start("a", type="poet")) == shown(t, t.start("b"))
+    assert shown(t, t.start("a", run_type="poet")) == shown(t, t.start("b"))
 
 
 def test_asked_before_advice_before_profile_before_config() -> None:
@@ -260,7 +263,7 @@ def test_asked_before_advice_before_profile_before_config() -> None:
         t = Transcript(defaults=defaults, advice=advice)
         a = t.start(
             "a",
-            type="architect" if speak["type"] else None,
+            run_type="architect" if speak["type"] else None,
             limits="turns=40" if speak["asked"] else "",
         )
         held = t.run(a).limits.get(LimitKind.TURNS)
@@ -281,13 +284,15 @@ def test_advice_is_of_the_type_else_of_the_name_and_keeps_the_action() -> None:
     }
     t = Transcript(advice=advice)
     assert shown(t, t.start("a"), "turns", "tokens") == "turns=13:terminate"
-    assert shown(t, t.start("a", type="qa"), "turns") == "turns=12:terminate"
+    assert shown(t, t.start("a", run_type="qa"), "turns") == "turns=12:terminate"
     assert shown(t, t.start("b"), "turns") == "turns=25:terminate"
     t = Transcript(
         advice={"uid 1000 type architect": {LimitKind.COST: 7.0, LimitKind.TIME: 3601.0}}
     )
     # more than limits.max_time is no advice
-    assert shown(t, t.start("a", type="architect"), "time", "cost") == "time=1800:warn cost=7:warn"
+    assert (
+        shown(t, t.start("a", run_type="architect"), "time", "cost") == "time=1800:warn cost=7:warn"
+    )
 
 
 def test_advice_that_was_learned_holds_for_the_next_run() -> None:
@@ -315,7 +320,7 @@ def test_the_action_of_a_written_limit(
         *asking("tokens", 9, metered),
         *asking("pids", 9, kernels),
     )
-    a = t.start("a", limits=asked, on_limit=on_limit, type=of_type)
+    a = t.start("a", limits=asked, on_limit=on_limit, run_type=of_type)
     profile = PROFILES[of_type].action if of_type is not None else None
     on_metered = on_limit if on_limit is not Action.CONTINUE else None
     assert t.held(a, "turns").action is (metered or on_metered or profile or Action.TERMINATE)
@@ -342,7 +347,7 @@ def test_the_action_of_a_default_limit(
         for kind in (LimitKind.TURNS, LimitKind.TIME, LimitKind.PIDS)
     }
     t = Transcript(defaults=default)
-    a = t.start("a", on_limit=on_limit, type=of_type)
+    a = t.start("a", on_limit=on_limit, run_type=of_type)
     profile = PROFILES[of_type].action if of_type is not None else None
     on_metered = on_limit if on_limit is not Action.CONTINUE else None
     assert t.held(a, "turns").action is (on_metered or profile or configured or Action.TERMINATE)
@@ -442,7 +447,7 @@ def test_a_child_that_only_warns_does_not_escape_its_parents_limit(own: str) -> 
     t = Transcript()
     a = t.start("a", limits="turns=10")
     assert shown(t, t.start("b", inside(a), limits=own), "turns") == "turns=10:terminate"
-    assert shown(t, t.start("d", inside(a), type="architect"), "turns") == "turns=10:terminate"
+    assert shown(t, t.start("d", inside(a), run_type="architect"), "turns") == "turns=10:terminate"
     # what it uses of a tree's limit counts against the parent's too, so there it may be warned
     assert shown(t, t.start("f", inside(a), limits="cost=0.5:warn"), "cost") == "cost=0.5:warn"
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 
-import msgspec
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -24,6 +23,7 @@ from sfad.core.state.run import Run, Rung
 from sfad.core.state.vocabulary import Timer
 from sfad.protocol.kinds import KINDS, METERED_KINDS
 from sfad.protocol.types import Action, After, Bound, Claim, Limit, LimitKind, RunId, Source, Status
+from tests.core.asking import asked_for, replaced
 from tests.tiers import examples
 
 from .holding import check_holds
@@ -149,13 +149,13 @@ BOUNDS = st.one_of(
 )
 
 ASKED = st.builds(
-    Asked,
+    asked_for,
     argv=st.sampled_from([("x",), ("claude",)]),
     name=st.sampled_from(NAMES),
     kind=st.sampled_from(["agent", "agent", "agent", "skill"]),
     limits=st.one_of(*[LIMITS] * 9, st.just(TOO_MUCH)),
     on_limit=st.sampled_from([None, None, *ACTIONS]),
-    type=st.sampled_from([None, None, None, "architect"]),
+    run_type=st.sampled_from([None, None, None, "architect"]),
     takes_input=SELDOM,
     blocked_tools=st.sampled_from([(), (), ("Bash",)]),
     max_depth=BOUNDS,
@@ -172,7 +172,7 @@ ASKED = st.builds(
 )
 
 PLAIN = st.builds(
-    Asked,
+    asked_for,
     argv=st.just(("x",)),
     name=st.sampled_from(NAMES),
     attempts=st.sampled_from([1, 1, 2]),
@@ -266,7 +266,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
     @rule(asked=PLAIN, user=st.sampled_from(USERS), group=st.sampled_from(["g", "g", "h"]))
     def spawn_in_group(self, asked: Asked, user: str, group: str) -> None:
         """A person asks for a run of a group, which may be unknown."""
-        self.ask(msgspec.structs.replace(asked, group=group), self.person(user), swift=True)
+        self.ask(replaced(asked, group=group), self.person(user), swift=True)
 
     @precondition(lambda self: 0 < len(self.world.live) < 8)
     @rule(
@@ -296,7 +296,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
         ]
         awaited = (After(run=data.draw(st.sampled_from(waiting))),)
         self.ask(
-            msgspec.structs.replace(asked, queue=True, detach=False, after=awaited),
+            replaced(asked, queue=True, detach=False, after=awaited),
             self.inside(name),
         )
         assert not any(isinstance(command, c.Admit) for command in self.world.batch)
@@ -317,7 +317,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
         peer = self.inside(box.id) if box is not None else self.person("ann")
         group = group if box is None else None
         self.ask(
-            msgspec.structs.replace(asked, queue=True, after=tuple(awaited), group=group),
+            replaced(asked, queue=True, after=tuple(awaited), group=group),
             peer,
             swift=True,
         )

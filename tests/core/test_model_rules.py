@@ -19,8 +19,8 @@ def test_no_rule_allows_each_model() -> None:
 @pytest.mark.parametrize("detach", [False, True])
 def test_children_and_detached_runs_only_narrow_the_models(detach: bool) -> None:
     t = Transcript(models=("claude-*", "m"), files={"gateway.models": "F"}, allow_detach=True)
-    a = t.start("a", models=("claude-haiku-*", "claude-opus-*", "x"))
-    b = t.start("b", inside(a), models=("claude-*-4", "m"), detach=detach)
+    a = t.start("a", allowed_models=("claude-haiku-*", "claude-opus-*", "x"))
+    b = t.start("b", inside(a), allowed_models=("claude-*-4", "m"), detach=detach)
     d = t.start("d", inside(b))
     free = t.start("free")
     t.admitted(t.call(free, 10))
@@ -50,7 +50,7 @@ def test_a_call_that_is_held_is_refused_when_its_model_is_not_allowed_any_more()
 def test_further_models_of_a_call_are_held_to_the_same_rules(others: tuple[str, ...]) -> None:
     """An advisor of Anthropic's, whom the model asks within the call."""
     t = Transcript(models=("claude-*",), files={"gateway.models": "F"})
-    a = t.start("a", models=("claude-haiku-*", "claude-opus-*"))
+    a = t.start("a", allowed_models=("claude-haiku-*", "claude-opus-*"))
     t.admitted(t.call(a, 10, model="claude-haiku-4", others=("claude-opus-5",)))
     words = "the model 'x' is not one of claude-* (gateway.models in F); use one of these"
     assert t.failed(t.call(a, 10, model="claude-haiku-4", others=others)) == words

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import structs
 
 from sfad.core.admission.candidate import session_limits_of
 from sfad.core.state.limits import Limits
 from sfad.core.state.policy import Invalid, Policy, SessionPolicy
-from sfad.core.state.request import Asked, SessionAsked
+from sfad.core.state.request import SessionAsked
 from sfad.protocol.types import Action, Limit, LimitKind
+from tests.core.asking import asked_for
 
 TIME, TURNS, TOKENS, COST = LimitKind.TIME, LimitKind.TURNS, LimitKind.TOKENS, LimitKind.COST
 POLICY = Policy()
@@ -31,7 +31,7 @@ def limits(
     *asked: Limit, entry: tuple[Limit, ...] = (), policy: Policy = POLICY, **of_run: Any
 ) -> Limits:
     """Return the limits of a session that asks for these, of an agent with these in its entry."""
-    run = structs.replace(Asked(("agent",), limits=entry, session=SessionAsked(asked)), **of_run)
+    run = asked_for(("agent",), limits=entry, session=SessionAsked(asked), **of_run)
     return session_limits_of(run, None, policy, 1000)
 
 
@@ -47,11 +47,11 @@ def test_without_a_wish_the_defaults_of_sessions_apply() -> None:
 
 
 def test_an_action_alone_is_that_of_all_its_limits_and_widens_none() -> None:
-    plain, warned = limits(type="qa"), limits(type="qa", on_limit=Action.WARN)
+    plain, warned = limits(run_type="qa"), limits(run_type="qa", on_limit=Action.WARN)
     assert warned == plain, "a limit that only warns would bound nothing"
     paused = limits(limit(TURNS, 5), limit(COST, 0.3, Action.REFUSE), on_limit=Action.PAUSE)
     assert [paused[kind].action for kind in (TIME, TURNS, COST)] == ["pause", "pause", "refuse"]
-    found = limits(limit(TIME, 400), type="architect", on_limit=Action.REFUSE)
+    found = limits(limit(TIME, 400), run_type="architect", on_limit=Action.REFUSE)
     assert (found[TIME].action, found[TOKENS].action) == (Action.TERMINATE, Action.REFUSE)
 
 
@@ -102,19 +102,19 @@ def test_what_to_do_depends_on_the_reader() -> None:
 
 
 def test_a_profile_that_terminates_is_a_cap() -> None:
-    found = limits(type="qa")  # 10 turns, 2 minutes, 0.50 USD
+    found = limits(run_type="qa")  # 10 turns, 2 minutes, 0.50 USD
     assert given_(found, TURNS) == (10, Action.TERMINATE, "type qa")
     assert given_(found, TIME) == (120, Action.TERMINATE, "type qa")
     with pytest.raises(Invalid, match=r"set by type qa$"):
-        limits(limit(COST, 0.6), type="qa")
-    assert given_(limits(limit(COST, 0.4), type="qa"), COST)[0] == 0.4
+        limits(limit(COST, 0.6), run_type="qa")
+    assert given_(limits(limit(COST, 0.4), run_type="qa"), COST)[0] == 0.4
 
 
 def test_a_profile_that_only_warns_is_no_cap() -> None:
-    found = limits(type="researcher")  # 50 turns, 20 minutes, warn
+    found = limits(run_type="researcher")  # 50 turns, 20 minutes, warn
     assert given_(found, TURNS) == (25, Action.TERMINATE, "sessions.max_tool_calls_per_run")
     assert given_(found, TIME) == (300, Action.TERMINATE, "sessions.default_timeout_minutes")
-    assert given_(limits(limit(TURNS, 20), type="researcher"), TURNS) == (
+    assert given_(limits(limit(TURNS, 20), run_type="researcher"), TURNS) == (
         20,
         Action.TERMINATE,
         "asked",
@@ -124,7 +124,7 @@ def test_a_profile_that_only_warns_is_no_cap() -> None:
 def test_a_wish_only_to_be_warned_does_not_loosen_a_cap() -> None:
     assert given_(limits(limit(TURNS, 5, Action.WARN)), TURNS)[1] is Action.TERMINATE
     assert given_(limits(limit(TURNS, 5, Action.PAUSE)), TURNS)[1] is Action.PAUSE
-    assert given_(limits(limit(COST, 0.4, Action.WARN), type="qa"), COST)[1] is Action.TERMINATE
+    assert given_(limits(limit(COST, 0.4, Action.WARN), run_type="qa"), COST)[1] is Action.TERMINATE
 
 
 def test_the_entry_of_an_agent_may_have_more_than_the_default_but_not_than_the_maximum() -> None:
@@ -165,7 +165,7 @@ def test_no_session_has_more_than_its_caps(
         found = limits(
             *(limit(kind, value, actions) for kind, value in asked.items()),
             entry=tuple(limit(kind, value) for kind, value in entry.items()),
-            type=run_type,
+            run_type=run_type,
             policy=replace(POLICY, sessions=SessionPolicy()),
         )
     except Invalid:

@@ -14,7 +14,6 @@ from itertools import product
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from sfad.core import commands as c
 from sfad.core import events as e
@@ -22,9 +21,9 @@ from sfad.core.state.access import Peer
 from sfad.core.state.account import OpenReservation, Use
 from sfad.core.state.budgets import NANOS
 from sfad.core.state.policy import Policy
-from sfad.core.state.request import Asked
 from sfad.protocol.kinds import METERED_KINDS
 from sfad.protocol.types import Action, Limit, LimitKind, Role
+from tests.core.asking import asked_for, replaced
 from tests.tiers import sampled
 
 from .machine_model import BEFORE, Book, Crashed, World
@@ -163,7 +162,7 @@ class Walk:
         peer = Peer(1000, self.dice.choice(["ann", "bob"]))
         if inside and self.dice.random() < 0.6:
             peer = self.shell.inside(self.dice.choice(inside).id)
-        asked = Asked(
+        asked = asked_for(
             ("claude",) if len(self.world.live) % 2 else ("x",), name=f"n{self.dice.randrange(50)}",
             limits=self.limits(), attempts=self.dice.choice([1, 1, 3]),
             on_limit=self.dice.choice(EVERY_ACTION), grace=self.dice.choice([None, 0.0]),
@@ -434,12 +433,12 @@ _LIMITS = (
     Limit(kind=LimitKind.COST, threshold=1, action=Action.PAUSE),
     Limit(kind=LimitKind.TOKENS, threshold=10, action=Action.TERMINATE),
 )
-_ASKED = Asked(("x",), name="a", limits=_LIMITS)
+_ASKED = asked_for(("x",), name="a", limits=_LIMITS)
 _MORE = (Limit(kind=LimitKind.TURNS, threshold=100),)
 
 
 def _one(world: World, peer: Peer = ANN, *, breach: bool = True, **asked: Any) -> Book:
-    world.spawn(replace(_ASKED, **asked), peer)
+    world.spawn(replaced(_ASKED, **asked), peer)
     world.commit(1)
     book = list(world.live.values())[-1]
     world.launched(world.boxes[book.run.id])

@@ -120,7 +120,7 @@ def test_a_program_that_is_refused_widens_nothing() -> None:
         {"limits": (seconds(60),)},
         {"limits": limits("cost=3")},
         {"limits": limits("turns=5", "agent nightly (a.toml)")},
-        {"type": "qa"},
+        {"run_type": "qa"},
     ],
 )
 def test_limits_that_someone_has_set_stay(asked: dict[str, Any]) -> None:

@@ -22,7 +22,6 @@ from sfad.core.state.account import NOTHING, OpenReservation, Use
 from sfad.core.state.budgets import Budget, to_nanos, to_usd
 from sfad.core.state.limits import ActiveLimit
 from sfad.core.state.policy import Policy
-from sfad.core.state.request import Asked
 from sfad.core.state.run import Run
 from sfad.core.state.vocabulary import Timer
 from sfad.durable.snapshots import to_saved
@@ -45,6 +44,7 @@ from sfad.protocol.types import (
     Source,
     Survivor,
 )
+from tests.core.asking import asked_for
 from tests.core.holding import check_holds
 
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
@@ -246,7 +246,7 @@ class Transcript:
             self.at,
             self.token(),
             peer,
-            Asked(**{"argv": ("x",), "name": name, "limits": bounds} | asked),
+            asked_for(**{"name": name, "limits": bounds} | asked),
         )
 
     def stop(

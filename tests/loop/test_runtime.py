@@ -149,7 +149,7 @@ def test_a_long_command_is_shown_cut_and_named_by_the_whole() -> None:
         return asked_of(Spawn(id=1, argv=[b"sh", b"-c", text.encode()], cwd=b"/", env=[]), 1)[0]
 
     first, second = shown("x" * 100_000 + "1"), shown("x" * 100_000 + "2")
-    assert first.argv == second.argv
-    assert sum(map(len, first.argv)) <= MAX_SHOWN + 1
-    assert first.argv[-1].endswith("…")
-    assert first.name != second.name
+    assert first.shown.argv == second.shown.argv
+    assert sum(map(len, first.shown.argv)) <= MAX_SHOWN + 1
+    assert first.shown.argv[-1].endswith("…")
+    assert first.identity.name != second.identity.name

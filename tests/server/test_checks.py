@@ -28,6 +28,7 @@ from sfad.protocol.types import (
     LimitKind,
     Placing,
 )
+from tests.core.asking import GROUP_OF, asked_for, field_of
 
 
 def limit(kind: str = "turns", threshold: float = 1, source: str = "") -> Limit:
@@ -67,6 +68,8 @@ def test_filters_as_many_as_allowed() -> None:
 def test_the_core_is_told_of_each_field_that_it_decides_by() -> None:
     given: dict[str, Any] = {
         "kind": "skill",
+        "agent": "reviewer",
+        "run_type": "qa",
         "limits": [Limit(kind=LimitKind.TURNS, threshold=3.0)],
         "on_limit": Action.WARN,
         "max_depth": Bound(value=2, source="x"),
@@ -84,6 +87,7 @@ def test_the_core_is_told_of_each_field_that_it_decides_by() -> None:
         "deny": ["list"],
         "allowed_tools": ["Read"],
         "blocked_tools": ["Bash"],
+        "allowed_models": ["claude-*"],
         "claim": Claim(depth=1),
         "nested": True,
         "after": [After(run="a1")],
@@ -94,8 +98,9 @@ def test_the_core_is_told_of_each_field_that_it_decides_by() -> None:
     }
     asked, _ = asked_of(m.Spawn(id=0, argv=[b"true"], cwd=b"/", env=[], **given), 1)
     decided = {"argv", "cwd", "name", "continues", "direct"}
-    assert given.keys() == set(Asked.__struct_fields__) & set(m.Spawn.__struct_fields__) - decided
+    told_alike = {*GROUP_OF, *Asked.__struct_fields__} & set(m.Spawn.__struct_fields__)
+    assert given.keys() == told_alike - decided
     for name, value in given.items():
-        told = getattr(asked, name)
-        assert told != getattr(Asked(()), name), name
+        told = field_of(asked, name)
+        assert told != field_of(asked_for(()), name), name
         assert type(told)(value) == told if isinstance(value, list) else value == told, name

@@ -18,10 +18,10 @@ from sfad.core.machine import Machine
 from sfad.core.state.access import Peer
 from sfad.core.state.account import Use
 from sfad.core.state.policy import Policy
-from sfad.core.state.request import Asked
 from sfad.core.state.run import run_number
 from sfad.core.state.vocabulary import Timer
 from sfad.protocol.types import Bound, RunId, RunInfo, Status
+from tests.core.asking import asked_for
 from tests.crash.scenario import USER
 from tests.crash.victim import Diary
 
@@ -89,7 +89,7 @@ class Judge:
         self._machine.number_from(run_number(run.id))
         self._token += 1
         labels = run.labels
-        asked = Asked(
+        asked = asked_for(
             argv=tuple(run.argv),
             name=run.name,
             attempts=int(labels.get("attempts", "1")),

@@ -441,7 +441,11 @@ class Admission:
         self._spending.settle_grant(run, NOTHING, 0)
         run.remote = None
         run.replace_request(
-            replace(asked, placing=run.asked.placing, labels=run.asked.identity.labels)
+            replace(
+                asked,
+                placing=run.asked.placing,
+                identity=replace(asked.identity, labels=run.asked.identity.labels),
+            )
         )
         try:
             run.limits = limits_for(run.asked, run.parent, self._ctx.policy, run.birth.uid)

@@ -14,7 +14,7 @@ from ..state.grants import Lease
 from ..state.limits import ActiveLimit, Limits, Parent, limits_of, most_of, takes
 from ..state.naming import NAME, derive_name, is_name, one_form
 from ..state.policy import MAX_ATTEMPTS, MAX_LABELS, MAX_RETRY_DELAY, Invalid, Policy
-from ..state.request import Asked
+from ..state.request import Asked, Identity
 from ..state.run import AllowedModels, Attempt, Birth, Run, State, check_grace, run_id
 from ..state.tree import narrower
 
@@ -37,7 +37,7 @@ def session_limits_of(asked: Asked, above: Parent | None, policy: Policy, uid: i
     session, on_limit = asked.session, asked.terms.on_limit
     if on_limit is Action.WARN:  # it would be no bound
         on_limit = None
-    asked = replace(asked, on_limit=None)
+    asked = replace(asked, terms=replace(asked.terms, on_limit=None))
     found = limits_of(asked, None, policy, uid)
     # what only warns, and what no entry or profile has set, is no bound
     registered = {
@@ -65,8 +65,8 @@ def session_limits_of(asked: Asked, above: Parent | None, policy: Policy, uid: i
             chosen[kind] = _answered(
                 _by_default(kind, own, caps[kind], by_entry=kind in entry), on_limit, always=True
             )
-    asked = replace(asked, limits=tuple(chosen.values()), on_limit=on_limit)
-    return limits_of(asked, above, policy, uid)
+    terms = replace(asked.terms, limits=tuple(chosen.values()), on_limit=on_limit)
+    return limits_of(replace(asked, terms=terms), above, policy, uid)
 
 
 def _answered(limit: Limit, action: Action | None, *, always: bool = False) -> Limit:
@@ -212,26 +212,25 @@ def candidate(
         _check_grant(grant, ev, policy)
     if ev.asked.queueing.group is not None:
         _check_group(ev.asked.queueing.group, above, policy)
-    asked = _with_labels_of(above, ev.asked)
-    if asked.identity.name is not None:
-        asked = replace(asked, name=one_form(asked.identity.name))
+    identity, terms = _identity(ev.asked.identity, above), ev.asked.terms
+    asked = replace(ev.asked, identity=identity)
     origin, claimed_depth = _origin(ev, caller)
     own_id = run_id(number)
     birth = Birth(
         id=own_id,
         number=number,
-        name=asked.identity.name or derive_name(asked.shown.argv),
-        kind=asked.identity.kind,
+        name=identity.name or derive_name(asked.shown.argv),
+        kind=identity.kind,
         asked=asked,
         uid=ev.peer.uid,
         user=ev.peer.user,
-        channel=asked.identity.channel or (above.birth.channel if above is not None else "cli"),
+        channel=identity.channel or (above.birth.channel if above is not None else "cli"),
         parent=above.id if above is not None else None,
         created_at=ev.at,
         max_depth=_granted(grant, grant.max_depth)
         if grant is not None
         else _bound(
-            asked.terms.max_depth,
+            terms.max_depth,
             above.birth.max_depth if above else None,
             policy.max_depth,
             policy.depth_ceiling,
@@ -241,7 +240,7 @@ def candidate(
         max_descendants=_granted(grant, grant.descendants)
         if grant is not None
         else _bound(
-            asked.terms.max_descendants,
+            terms.max_descendants,
             above.birth.max_descendants if above else None,
             policy.max_descendants,
             policy.descendants_ceiling,
@@ -249,12 +248,12 @@ def candidate(
         ),
         # the peer's, not the parent's: to detach is no way out of them
         permissions=permissions.narrowed(
-            allow=asked.terms.allow,
-            deny=asked.terms.deny,
-            leaf=asked.terms.leaf,
+            allow=terms.allow,
+            deny=terms.deny,
+            leaf=terms.leaf,
             sessions=grant.sessions
             if grant is not None
-            else asked.terms.nested or (caller is None and asked.session is None),
+            else terms.nested or (caller is None and asked.session is None),
             session=asked.session is not None,
         ),
         origin=origin,
@@ -281,34 +280,31 @@ def limits_for(asked: Asked, above: Run | None, policy: Policy, uid: int) -> Lim
     return decide(asked, above, policy, uid)
 
 
-def _with_labels_of(parent: Run | None, asked: Asked) -> Asked:
-    """Add the parent's labels; for each key the child's own label wins."""
-    if parent is None or not parent.asked.identity.labels:
-        return asked
-    labels = parent.asked.identity.labels | asked.identity.labels
-    if len(labels) > MAX_LABELS:
-        raise Invalid(
-            f"{len(labels)} labels, with those of its parent {parent.id}; at most {MAX_LABELS}: "
-            "give it fewer of its own"
-        )
-    return replace(asked, labels=labels)
+def _identity(own: Identity, parent: Run | None) -> Identity:
+    """Bring the name into its one form, and add the parent's labels; for each key the child's own
+    label wins."""
+    labels = own.labels
+    if parent is not None and parent.asked.identity.labels:
+        labels = parent.asked.identity.labels | labels
+        if len(labels) > MAX_LABELS:
+            raise Invalid(
+                f"{len(labels)} labels, with those of its parent {parent.id}; "
+                f"at most {MAX_LABELS}: give it fewer of its own"
+            )
+    return replace(own, name=own.name and one_form(own.name), labels=labels)
 
 
 def _check(ev: SpawnRequested) -> None:
-    asked = ev.asked
+    asked, name = ev.asked, ev.asked.identity.name
+    attempts, delay = asked.retries.attempts, asked.retries.retry_delay
     if not asked.shown.argv:
         raise Invalid("there is no command to run")
-    if asked.identity.name is not None and not is_name(asked.identity.name):
-        raise Invalid(f"the name {asked.identity.name!r} is not valid: {NAME}")
-    if not 1 <= asked.retries.attempts <= MAX_ATTEMPTS:
-        raise Invalid(f"attempts = {asked.retries.attempts} is outside 1 to {MAX_ATTEMPTS}")
-    if (
-        asked.retries.retry_delay is not None
-        and not 0 <= asked.retries.retry_delay <= MAX_RETRY_DELAY
-    ):
-        raise Invalid(
-            f"retry_delay = {asked.retries.retry_delay:g} s is outside 0 s to {MAX_RETRY_DELAY:g} s"
-        )
+    if name is not None and not is_name(name):
+        raise Invalid(f"the name {name!r} is not valid: {NAME}")
+    if not 1 <= attempts <= MAX_ATTEMPTS:
+        raise Invalid(f"attempts = {attempts} is outside 1 to {MAX_ATTEMPTS}")
+    if delay is not None and not 0 <= delay <= MAX_RETRY_DELAY:
+        raise Invalid(f"retry_delay = {delay:g} s is outside 0 s to {MAX_RETRY_DELAY:g} s")
     if asked.terms.leaf and asked.terms.nested:
         raise Invalid("leaf and nested exclude each other: a leaf may start nothing")
     if asked.queueing.after and not asked.queueing.queue:
@@ -373,11 +369,8 @@ def _models(run: RunId, asked: Asked, caller: Run | None) -> tuple[AllowedModels
     inherited = caller.birth.models if caller is not None else ()
     if asked.grant is not None:
         return tuple(AllowedModels(run, tuple(patterns)) for patterns in asked.grant.models)
-    return (
-        (*inherited, AllowedModels(run, asked.terms.allowed_models))
-        if asked.terms.allowed_models
-        else inherited
-    )
+    own = asked.terms.allowed_models
+    return (*inherited, AllowedModels(run, own)) if own else inherited
 
 
 def _bound(

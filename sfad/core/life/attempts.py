@@ -118,7 +118,7 @@ class AttemptTracker:
     ) -> None:
         """End a run whose exit status is lost: as its agent said, if that had printed its final
         result, else as lost. It is not started again in either case: it may have done what it was
-        started for. But its session may be continued, with `Asked.resume`: there the agent sees
+        started for. But its session may be continued, with `Retries.resume`: there the agent sees
         what it has done. `startable`: what it is to be started with is known."""
         if (
             run.asked.retries.resume

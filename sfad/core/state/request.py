@@ -54,7 +54,7 @@ MODEL_CHANNEL = "mcp"
 
 
 class SessionAsked(Struct, frozen=True):
-    """What makes a run a session. `Asked.limits` has what the entry of its agent sets."""
+    """What makes a run a session. `Terms.limits` has what the entry of its agent sets."""
 
     limits: tuple[Limit, ...] = ()
     """What the caller asked for."""
@@ -62,50 +62,87 @@ class SessionAsked(Struct, frozen=True):
     """When. A refusal tells when a start will be possible."""
 
 
-class Asked(Struct, frozen=True, omit_defaults=True):
-    """What a spawn asked for. Environment and descriptors stay with the shell. A field that the
-    request has under the same name is taken from there (`spawn_steps.asked_of`). A run is saved
-    with it, so a default of a field stays what it is."""
+class Shown(Struct, frozen=True, omit_defaults=True):
+    """What is displayed of the command. The shell has the command itself."""
 
     argv: tuple[str, ...]
     cwd: str = "/"
-    name: str | None = None
-    kind: Kind = "agent"
     task: str | None = None
     """What its agent is told to do, cut for display, as `model` and `provider`."""
     model: str | None = None
     provider: str | None = None
-    identity: str | None = None
-    """What the loop rule compares instead of `name`: the registered name of an agent."""
-    type: str | None = None
+
+
+class Identity(Struct, frozen=True, omit_defaults=True):
+    """What a run is called, and where the request says that it comes from."""
+
+    name: str | None = None
+    kind: Kind = "agent"
+    agent: str | None = None
+    """The registered name of its agent. The loop rule compares it instead of `name`."""
+    run_type: str | None = None
+    labels: dict[str, str] = {}
+    channel: str | None = None
+    claim: Claim = NO_CLAIM
+    by_automatic_shim: bool = False
+    """An automatic shim has started a program, and no one gave it a name."""
+
+
+class Terms(Struct, frozen=True, omit_defaults=True):
+    """What a run may use and do."""
+
+    limits: tuple[Limit, ...] = ()
+    on_limit: Action | None = None
+    max_depth: Bound | None = None
+    max_descendants: Bound | None = None
+    grace: float | None = None
+    allow: frozenset[str] = frozenset()
+    deny: frozenset[str] = frozenset()
+    allowed_tools: tuple[str, ...] = ()
+    blocked_tools: tuple[str, ...] = ()
+    allowed_models: tuple[str, ...] = ()
+    """Patterns of the models that it may call; those that its peer's run may, where there is
+    none."""
+    leaf: bool = False
+    nested: bool = False
+    """It may start sessions and stop them, although it is a subagent."""
+
+    @property
+    def tools(self) -> ToolLists:
+        return ToolLists(self.allowed_tools, self.blocked_tools)
+
+
+class Queueing(Struct, frozen=True, omit_defaults=True):
+    """Where a run starts, and what it waits for before."""
+
+    queue: bool = True
+    priority: int = 0
+    group: str | None = None
+    """Of a root: the group whose slots it shares."""
+    after: tuple[After, ...] = ()
+    """Runs that have to end before it starts, by their ids."""
+    detach: bool = False
+
+
+class Retries(Struct, frozen=True, omit_defaults=True):
+    """What follows an attempt that fails."""
+
+    attempts: int = 1
+    retry_delay: float | None = None
+    resume: bool = False
+    """Each further attempt continues the session of the one before, if that has one. So a lost one
+    is followed by another."""
+
+
+class Sources(Struct, frozen=True, omit_defaults=True):
+    """What will tell how much a run uses."""
+
     agent_program: bool = False
     """Its command is an agent program that sfad knows by name."""
     tells_each_call: bool = False
     """Its meter reads lines that its agent prints after each call, for the meter."""
     reports: bool = False
     """Its agent reports what it uses, as its person says."""
-    limits: tuple[Limit, ...] = ()
-    on_limit: Action | None = None
-    max_depth: Bound | None = None
-    max_descendants: Bound | None = None
-    attempts: int = 1
-    retry_delay: float | None = None
-    grace: float | None = None
-    tied_to: int | None = None
-    """The connection that the run ends with."""
-    detach: bool = False
-    leaf: bool = False
-    takes_input: bool = False
-    """Its stdin stays open for more: a final result ends a turn, not the run."""
-    queue: bool = True
-    priority: int = 0
-    labels: dict[str, str] = {}
-    channel: str | None = None
-    allow: frozenset[str] = frozenset()
-    deny: frozenset[str] = frozenset()
-    allowed_tools: tuple[str, ...] = ()
-    blocked_tools: tuple[str, ...] = ()
-    claim: Claim = NO_CLAIM
     gated: bool = False
     """Its calls go through the gateway."""
     metered: bool = False
@@ -114,27 +151,30 @@ class Asked(Struct, frozen=True, omit_defaults=True):
     """Why nothing will tell what the run uses, or not in time for a limit."""
     direct: str | None = None
     """Why it cannot use the gateway, though it was to."""
-    by_automatic_shim: bool = False
-    """An automatic shim has started a program, and no one gave it a name."""
-    models: tuple[str, ...] = ()
-    """Patterns of the models that it may call; those that its peer's run may, where there is
-    none."""
-    nested: bool = False
-    """It may start sessions and stop them, although it is a subagent."""
-    session: SessionAsked | None = None
-    inherits: bool = False
-    """Its stdin is its client's, so Ctrl-C at a terminal reaches it and not the client."""
-    after: tuple[After, ...] = ()
-    """Runs that have to end before it starts, by their ids."""
-    group: str | None = None
-    """Of a root: the group whose slots it shares."""
-    resume: bool = False
-    """Each further attempt continues the session of the one before, if that has one. So a lost one
-    is followed by another."""
-    continues: RunId | None = None
-    """The ended run whose agent's session it continues."""
     logins: dict[str, str] = {}
     """Hashes of the credentials in its environment, by provider."""
+
+
+class Asked(Struct, frozen=True, omit_defaults=True):
+    """What a spawn asked for. Environment and descriptors stay with the shell. A field of a group
+    that the request has under the same name is taken from there (`spawn_steps.asked_of`). A run is
+    saved with it, so a default of a field stays what it is."""
+
+    shown: Shown
+    identity: Identity = Identity()
+    terms: Terms = Terms()
+    queueing: Queueing = Queueing()
+    retries: Retries = Retries()
+    sources: Sources = Sources()
+    tied_to: int | None = None
+    """The connection that the run ends with."""
+    takes_input: bool = False
+    """Its stdin stays open for more: a final result ends a turn, not the run."""
+    inherits: bool = False
+    """Its stdin is its client's, so Ctrl-C at a terminal reaches it and not the client."""
+    session: SessionAsked | None = None
+    continues: RunId | None = None
+    """The ended run whose agent's session it continues."""
     placing: Placing | None = None
     """It executes on another node, or on this one if that is chosen."""
     grant: Grant | None = None
@@ -143,15 +183,12 @@ class Asked(Struct, frozen=True, omit_defaults=True):
     """The run above whose stdout is its own, and whose meter reads what it prints."""
 
     @property
-    def tools(self) -> ToolLists:
-        return ToolLists(self.allowed_tools, self.blocked_tools)
-
-    @property
     def by_tool(self) -> bool:
         """Whether a model asked with a tool, not on a command line."""
-        return self.channel == MODEL_CHANNEL
+        return self.identity.channel == MODEL_CHANNEL
 
     @property
     def from_model(self) -> bool:
         """Whether the request itself says that it comes from a model."""
-        return bool(self.claim.names) or self.claim.depth > 0 or self.by_tool
+        claim = self.identity.claim
+        return bool(claim.names) or claim.depth > 0 or self.by_tool

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec import convert
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from ...agents import (
     AGENT_PROGRAMS,
@@ -32,7 +32,18 @@ from ...core.state.naming import (
     program_name,
 )
 from ...core.state.policy import MAX_LABELS, Invalid
-from ...core.state.request import Asked, SessionAsked, ToolLists, narrowed
+from ...core.state.request import (
+    Asked,
+    Identity,
+    Queueing,
+    Retries,
+    SessionAsked,
+    Shown,
+    Sources,
+    Terms,
+    ToolLists,
+    narrowed,
+)
 from ...hooks.event_hooks import CHANNEL
 from ...processes import kernel
 from ...protocol.known import ANY_PROGRAM, BY_REPORT, NO_METER, TIME_SAID
@@ -593,36 +604,38 @@ def asked_of(
     metered = metered or (
         spawn.meter != NO_METER and session_files_of(spawn.meter, argv) is not None
     )
-    decided = {
-        "argv": abridged(argv),
-        "cwd": shown(spawn.cwd),
-        # derived from the whole command: a hash of its beginning would be the same for several
-        # agents
-        "name": spawn.name
-        if spawn.name is not None
-        else spawn.agent
-        if spawn.placing is not None and spawn.agent
-        else derived,
-        "identity": spawn.agent,
-        **_placeholders(spawn),
-        "agent_program": derived in AGENT_COMMANDS,
-        "tells_each_call": spawn.meter == ANY_PROGRAM,
-        "reports": spawn.meter == BY_REPORT,
-        "type": spawn.run_type,
-        "tied_to": client if spawn.tied else None,
-        "takes_input": spawn.stdin == "pipe",
-        "gated": bool(spawn.gateway) and spawn.direct is None,
-        "metered": metered,
-        "uncounted": None if metered and not _tells_late(spawn, argv) else _uncounted(spawn),
-        "by_automatic_shim": spawn.automatic and spawn.name is None,
-        "models": spawn.allowed_models,
-        "session": session,
-        "inherits": spawn.stdio == "inherit",
-        "continues": spawn.continues.run if spawn.continues is not None else None,
-        "logins": _logins(spawn.env, setups),
-    }
-    # the other fields have the same names in both, and are what was asked for
-    asked = convert(asdict(spawn) | decided, Asked, from_attributes=True)
+    # derived from the whole command: a hash of its beginning would be the same for several agents
+    name = spawn.name
+    if name is None:
+        name = spawn.agent if spawn.placing is not None and spawn.agent else derived
+    asked = Asked(
+        Shown(abridged(argv), shown(spawn.cwd), **_placeholders(spawn)),
+        replace(
+            convert(spawn, Identity, from_attributes=True),
+            name=name,
+            by_automatic_shim=spawn.automatic and spawn.name is None,
+        ),
+        convert(spawn, Terms, from_attributes=True),
+        convert(spawn, Queueing, from_attributes=True),
+        convert(spawn, Retries, from_attributes=True),
+        Sources(
+            agent_program=derived in AGENT_COMMANDS,
+            tells_each_call=spawn.meter == ANY_PROGRAM,
+            reports=spawn.meter == BY_REPORT,
+            gated=bool(spawn.gateway) and spawn.direct is None,
+            metered=metered,
+            uncounted=None if metered and not _tells_late(spawn, argv) else _uncounted(spawn),
+            direct=spawn.direct,
+            logins=_logins(spawn.env, setups),
+        ),
+        tied_to=client if spawn.tied else None,
+        takes_input=spawn.stdin == "pipe",
+        inherits=spawn.stdio == "inherit",
+        session=session,
+        continues=spawn.continues.run if spawn.continues is not None else None,
+        placing=spawn.placing,
+        grant=spawn.grant,
+    )
     return asked, program
 
 

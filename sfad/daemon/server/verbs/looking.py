@@ -15,7 +15,7 @@ from ....agents.text import FORM, Cursor, TextReader
 from ....core.machine import Machine
 from ....core.state.limits import limits_of
 from ....core.state.policy import MAX_LABELS
-from ....core.state.request import Asked
+from ....core.state.request import Asked, Identity, Shown
 from ....core.state.run import Run
 from ....host.clock import wall_clock
 from ....protocol import messages as m
@@ -330,7 +330,10 @@ def summary(asker: Asker, request: Summarise) -> None:
 
 @answers(m.Recommend)
 def recommend(asker: Asker, request: m.Recommend) -> None:
-    scope, asked = asker.scope, Asked(argv=(), name=request.name, type=request.run_type)
+    scope, asked = (
+        asker.scope,
+        Asked(Shown(()), identity=Identity(name=request.name, run_type=request.run_type)),
+    )
 
     def reply(found: list[Advice]) -> m.Reply:
         in_force = [
