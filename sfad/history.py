@@ -19,10 +19,11 @@ import msgspec
 from . import __version__
 from .core.state.access import EVERYTHING, Scope
 from .core.state.run import run_id, run_number
-from .daemon.server.lookup import LISTED_RUNS, RequestError, find_run, unavailable, wrong_state
+from .daemon.lookup import LISTED_RUNS, find_run
 from .daemon.server.results import NOT_KEPT, no_output, result
 from .host.files import UNDECODABLE
 from .protocol import messages as m
+from .protocol.errors import RequestError, unavailable, wrong_state
 from .protocol.framing import MAX_REQUEST, SUPPORTED, FrameDecoder
 from .protocol.types import ErrorCode, Reason, RunId, RunInfo
 from .storage.ledger.database import LedgerError

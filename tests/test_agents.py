@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -11,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sfad.agents import chosen
-from sfad.agents.registered import Registered, argv_of, filled_in, registered
+from sfad.agents.command import Command
+from sfad.agents.registered import FilledIn, Registered, argv_of, filled_in, registered
 from sfad.config import BUILT_IN, Agent, load
 from sfad.core.state.policy import Invalid
+from sfad.core.state.request import ToolLists
 from sfad.protocol import known
 from sfad.protocol.messages import Spawn
 from sfad.protocol.types import Limit, LimitKind
@@ -40,9 +43,15 @@ def asked(agent: str, *words: str, **fields: object) -> Spawn:
     return Spawn(id=1, argv=given, cwd=b"/", env=[], agent=agent, **fields)  # type: ignore[arg-type]
 
 
+def filled(request: Spawn, agents: Mapping[str, Registered]) -> FilledIn:
+    """Return what the entry of an agent makes of a request."""
+    tools = ToolLists(tuple(request.allowed_tools), tuple(request.blocked_tools))
+    return filled_in(request, agents, tools, request.limits)
+
+
 def command(agent: str, *words: str, **fields: object) -> list[str]:
     """Return the command of the agent, with SESSION for its session id."""
-    spawn = filled_in(asked(agent, *words, **fields), AGENTS)
+    spawn = filled(asked(agent, *words, **fields), AGENTS)
     return [
         "SESSION" if spawn.agent_session and word == spawn.agent_session.encode() else word.decode()
         for word in spawn.argv
@@ -155,29 +164,30 @@ def test_a_task_after_dashes_is_one_argument_unchanged(task: str) -> None:
 
 def test_a_task_that_is_not_utf_8_is_unchanged() -> None:
     spawn = Spawn(id=1, argv=[b"--", b"\xff"], cwd=b"/", env=[], agent="claude")
-    assert filled_in(spawn, AGENTS).argv[-1] == b"\xff"
+    assert filled(spawn, AGENTS).argv[-1] == b"\xff"
 
 
 def test_each_attempt_has_a_session_of_its_own() -> None:
-    spawn = filled_in(asked("claude", "go"), AGENTS)
-    sessions = [argv_of(spawn, attempt)[7].decode() for attempt in (1, 2, 3, 2)]
+    spawn = filled(asked("claude", "go"), AGENTS)
+    given = Command(spawn.argv, b"/", [], agent_session=spawn.agent_session)
+    sessions = [argv_of(given, attempt)[7].decode() for attempt in (1, 2, 3, 2)]
     assert sessions[0] == spawn.agent_session
     assert len(set(sessions)) == 3
     assert sessions[1] == sessions[3], "the next daemon knows it, too"
     assert [str(uuid.UUID(session)) for session in sessions] == sessions
-    assert filled_in(asked("claude", "go"), AGENTS).agent_session != spawn.agent_session
+    assert filled(asked("claude", "go"), AGENTS).agent_session != spawn.agent_session
 
 
 def test_a_built_in_agent_is_not_an_identity_and_prints_what_its_meter_reads() -> None:
     for name in KNOWN:
-        spawn = filled_in(asked(name, "go"), KNOWN)
+        spawn = filled(asked(name, "go"), KNOWN)
         assert (spawn.agent, spawn.name, KNOWN[name].source) == (None, None, BUILT_IN)
         meter = chosen([word.decode() for word in spawn.argv])
         assert (meter.name if meter else "none") == {"aider": "none"}.get(name, name)
 
 
 def test_what_the_request_says_takes_precedence_over_the_entry() -> None:
-    plain = filled_in(asked("reviewer", "look"), AGENTS)
+    plain = filled(asked("reviewer", "look"), AGENTS)
     assert (plain.agent, plain.name, plain.run_type, plain.meter) == (
         "reviewer",
         "reviewer",
@@ -192,7 +202,7 @@ def test_what_the_request_says_takes_precedence_over_the_entry() -> None:
         ("turns", 20, "warn", "agent reviewer"),
     ]
     cost = Limit(kind=LimitKind.COST, threshold=9.0, source="--limit cost")
-    own = filled_in(
+    own = filled(
         asked(
             "reviewer",
             "look",
@@ -212,10 +222,10 @@ def test_what_the_request_says_takes_precedence_over_the_entry() -> None:
         "descriptor",
     )
     assert [(limit.kind, limit.threshold) for limit in own.limits] == [("cost", 9.0), ("turns", 20)]
-    assert filled_in(asked("reviewer", "look", log=False), AGENTS).meter is None, (
+    assert filled(asked("reviewer", "look", log=False), AGENTS).meter is None, (
         "there is nothing to read"
     )
-    assert filled_in(asked("lint"), AGENTS).kind == "skill"
+    assert filled(asked("lint"), AGENTS).kind == "skill"
 
 
 def test_an_entry_of_the_config_replaces_a_built_in_one(tmp_path: Path) -> None:
@@ -240,7 +250,7 @@ def test_an_entry_of_the_config_replaces_a_built_in_one(tmp_path: Path) -> None:
         str(file),
         BUILT_IN,
     )
-    spawn = filled_in(asked("claude", "go"), found)
+    spawn = filled(asked("claude", "go"), found)
     assert (spawn.argv, spawn.agent) == ([b"my-claude", b"go"], "claude")
 
 

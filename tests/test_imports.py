@@ -50,13 +50,13 @@ LAYERS = [
     {"sfad.processes", "sfad.storage"},
     {"sfad.runs", "sfad.gateway"},
     {"sfad.usage", "sfad.durable"},
-    {"sfad.hooks"},
+    {"sfad.hooks", "sfad.start"},
     {"sfad.daemon"},
     {"sfad.history", "sfad.cli", "sfad.__main__"},
 ]
-"""`protocol ← core ← {processes, storage} ← {runs, gateway} ← {usage, durable} ← hooks ← daemon ←
-cli`. Other modules (agents, config, host) are leaves: any layer of the shell may use them, and they
-may use none."""
+"""`protocol ← core ← {processes, storage} ← {runs, gateway} ← {usage, durable} ← {hooks, start} ←
+daemon ← cli`. Other modules (agents, config, host) are leaves: any layer of the shell may use them,
+and they may use none."""
 
 HEAVY = (
     "trio", "psutil", "textual", "mcp", "genai_prices", "rich", "asyncio", "httpx2", "h11",

@@ -14,6 +14,7 @@
 `setup_reader`  finds that out for a whole tree, when a person starts its root
 `own_server`    how a program hands work to a server of its own, outside of the run
 `words`         the words after a program: options and others
+`command`       a command with what its agent program was given
 `registered`    registered agents: a name, and how to start the program behind it
 
     bytes ─▶ lines ─ lines that can matter ─▶ claude, codex … ─ typed events ─▶ Reading

@@ -14,16 +14,19 @@ import shlex
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
 from ..config import BUILT_IN, Agent, Configuration, entry_key
 from ..core.state.naming import named_word, program_name
 from ..core.state.policy import Invalid
+from ..core.state.request import ToolLists
 from ..protocol.known import AGENTS, KNOWN_PROGRAMS
 from ..protocol.limits import parse_limit
-from ..protocol.messages import AgentInfo, Setting, Spawn
-from ..protocol.types import Limit
+from ..protocol.messages import AgentInfo, Setting, Spawn, Stdin
+from ..protocol.types import Kind, Limit
+from .command import Command
 from .program import AgentProgram, is_session_id, program_called
 
 _PLACEHOLDER = re.compile(r"\{(task|model|provider|instructions|session|gateway)\}")
@@ -68,12 +71,34 @@ def registered(config: Configuration, settings: Sequence[Setting]) -> dict[str, 
     return dict(sorted(found.items()))
 
 
+class FilledIn(NamedTuple):
+    """What a request for a registered agent stands for."""
+
+    argv: list[bytes]
+    env: list[bytes]
+    placeholders: dict[str, str]
+    agent_session: str | None
+    resume_argv: list[bytes]
+    agent: str | None
+    """The agent's name, if that is the run's identity."""
+    name: str | None
+    kind: Kind
+    run_type: str | None
+    limits: tuple[Limit, ...]
+    meter: str | None
+    stdin: Stdin
+
+
 def filled_in(
-    request: Spawn, agents: Mapping[str, Registered], gateway: str | None = None
-) -> Spawn:
-    """Return the spawn of a command that a spawn of an agent stands for. What the request says
-    takes precedence over the agent's entry. `agent` stays set if its name is the run's identity.
-    `gateway`: its address, if the run uses it. Raises `Invalid`."""
+    request: Spawn,
+    agents: Mapping[str, Registered],
+    tools: ToolLists,
+    limits: Sequence[Limit],
+    gateway: str | None = None,
+) -> FilledIn:
+    """Return the command that a request for an agent stands for, and what comes with it. What the
+    request says takes precedence over the agent's entry. `tools`, `limits`: those of the request
+    that hold; `gateway`: its address, if the run uses it. Raises `Invalid`."""
     entry = agents.get(request.agent or "")
     if entry is None:
         command = _shown([os.fsencode(request.agent or ""), *request.argv])
@@ -100,7 +125,6 @@ def filled_in(
     ):
         values["task"] = f"{values['instructions']}\n\n{task}"
     program = _program(entry)
-    allowed, blocked = request.allowed_tools, request.blocked_tools
     argv = _command(agent.command, options, values)
     resume = (
         _command(agent.resume, options, values | {"session": "{session}", "task": "{task}"})
@@ -109,25 +133,22 @@ def filled_in(
     )
     if continues is not None:
         given["task"] = continues.task
-    of_tools = program.tool_options(allowed, blocked) if program is not None else []
+    of_tools = program.tool_options(*tools) if program is not None else []
     kept = request.log and request.stdio == "files"
     own = entry.source != BUILT_IN
-    return msgspec.structs.replace(
-        request,
+    return FilledIn(
         argv=[*argv[:1], *(word.encode() for word in of_tools), *argv[1:]],
-        env=_with(
-            request.env, program.tool_variables(allowed, blocked) if program is not None else {}
-        ),
+        env=_with(request.env, program.tool_variables(*tools) if program is not None else {}),
+        placeholders={name: text for name in _TOLD if (text := given.get(name)) is not None},
+        agent_session=session,
+        resume_argv=resume if continues is not None or request.attempts > 1 else [],
         agent=entry.name if own else None,
         name=request.name or (entry.name if own else None),
         kind=agent.kind,
         run_type=request.run_type or agent.type,
+        limits=(*limits, *_other_limits(entry, limits)),
         meter=request.meter or (agent.meter if kept and agent.meter != "auto" else None),
-        limits=[*request.limits, *_other_limits(entry, request.limits)],
         stdin="pipe" if agent.stdin and request.stdin == "null" else request.stdin,
-        agent_session=session,
-        resume_argv=resume if continues is not None or request.attempts > 1 else [],
-        placeholders={name: text for name in _TOLD if (text := given.get(name)) is not None},
     )
 
 
@@ -143,15 +164,18 @@ def session_of(first: str, attempt: int) -> str:
     return first if attempt <= 1 else str(uuid.uuid5(uuid.NAMESPACE_OID, f"{first} {attempt}"))
 
 
-def resumed_command(spawn: Spawn, session: str, task: str | None) -> list[bytes] | None:
-    """Return the command that continues a session with the options of a spawn; `None` if its agent
-    has none, or no agent would give a session this id. Raise `Invalid`."""
+def resumed_command(
+    command: Command, session: str, task: str | None, *, terminal: bool
+) -> list[bytes] | None:
+    """Return the command that continues a session with the options of another; `None` if its agent
+    has none, or no agent would give a session this id. `terminal`: it is started in one. Raise
+    `Invalid`."""
     if not is_session_id(session):
         return None
-    if spawn.resume_argv:
+    if command.resume_argv:
         values = {"session": session} | ({"task": task} if task is not None else {})
-        return _command([os.fsdecode(word) for word in spawn.resume_argv], (), values)
-    words = [os.fsdecode(word) for word in spawn.argv]
+        return _command([os.fsdecode(word) for word in command.resume_argv], (), values)
+    words = [os.fsdecode(word) for word in command.argv]
     name = program_name(words)
     at = named_word(words, name)
     known = KNOWN_PROGRAMS.get(name)
@@ -159,8 +183,8 @@ def resumed_command(spawn: Spawn, session: str, task: str | None) -> list[bytes]
         return None
     own = words[at + 1 :]
     own = own[: own.index("--")] if "--" in own else own
-    found = program_called(name).resumed(own, session, task, terminal=spawn.stdio == "inherit")
-    return [*spawn.argv[: at + 1], *map(os.fsencode, found)] if found is not None else None
+    found = program_called(name).resumed(own, session, task, terminal=terminal)
+    return [*command.argv[: at + 1], *map(os.fsencode, found)] if found is not None else None
 
 
 def going_on(why: str | None = None) -> str:
@@ -177,17 +201,22 @@ def taking_up(why: str | None) -> str:
     )
 
 
-def argv_of(spawn: Spawn, attempt: int, session: str | None = None) -> list[bytes]:
-    """Return the command of an attempt. `session`: the one that it continues."""
-    argv = spawn.argv
+def argv_of(
+    command: Command, attempt: int, session: str | None = None, *, terminal: bool = False
+) -> list[bytes]:
+    """Return the command of an attempt. `session`: the one that it continues; `terminal`: it is
+    started in one."""
+    argv = command.argv
     if session is not None:
-        resumed = resumed_command(spawn, session, None if spawn.stdio == "inherit" else going_on())
+        task = None if terminal else going_on()
+        resumed = resumed_command(command, session, task, terminal=terminal)
         if resumed is not None:
             return resumed
-    if spawn.agent_session is None or attempt <= 1:
+    if command.agent_session is None or attempt <= 1:
         return argv
-    first, fresh = spawn.agent_session.encode(), session_of(spawn.agent_session, attempt).encode()
-    return [fresh if word == first else word for word in argv]
+    first = command.agent_session
+    given, fresh = first.encode(), session_of(first, attempt).encode()
+    return [fresh if word == given else word for word in argv]
 
 
 def _with(env: list[bytes], variables: Mapping[str, str]) -> list[bytes]:

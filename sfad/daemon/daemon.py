@@ -36,8 +36,8 @@ from .loop.runtime import Runtime
 from .reloading import ConfigFiles
 from .server.lost_runs import continue_lost
 from .server.peers import identify
+from .server.placed_here import prepare_here
 from .server.server import Server
-from .server.unattended import complete_here
 from .startup import (
     DaemonHome,
     close_all,
@@ -392,7 +392,7 @@ class Daemon:
                 runtime.launcher.watch_children(children)
                 nursery.start_soon(keep_serving, runtime.gateways.serve, log.internal_error)
                 nursery.start_soon(keep_serving, runtime.otel.serve, log.internal_error)
-                runtime.fleet.complete = partial(complete_here, runtime)
+                runtime.fleet.complete = partial(prepare_here, runtime)
                 nursery.start_soon(keep_serving, runtime.fleet_process.serve, log.internal_error)
                 nursery.start_soon(self._obey, signals, nursery)
                 nursery.start_soon(systemd.feed_watchdog)

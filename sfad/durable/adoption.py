@@ -26,6 +26,7 @@ from ..processes.kernel import exit_status
 from ..processes.launcher import Adopted, Launcher, LaunchRecord
 from ..protocol.types import CallInfo, Reason, RunId, RunInfo, Status
 from ..protocol.units import counted
+from ..runs.decided import descriptors_of
 from ..runs.live import Live, StdinPipe, bounds_of
 from ..runs.showing import info_of
 from ..storage.ledger import OpenedLedger, RunExtra
@@ -215,7 +216,7 @@ class EarlierRuns:
             birth, state = rebased(birth, state, self.now)
         run = Run(birth, state, self.runs.get(birth.parent) if birth.parent is not None else None)
         self.runs[run.id] = run
-        spawn = self.spool.spawns.read(run.id) or origin.spawn
+        startable = self.spool.spawns.read(run.id)
         handed = (
             self.handed.runs.get(run.id, NOTHING_HANDED)
             if self.handed is not None
@@ -223,12 +224,16 @@ class EarlierRuns:
         )
         return Live(
             run,
-            spawn,
+            startable.command if startable is not None else origin.command,
+            origin.output,
+            origin.parts,
             self.launcher,
             origin.created_at,
             named(origin.program) if origin.program is not None else None,
             nonce=origin.nonce,
+            order=startable.order if startable is not None else None,
             caller=origin.caller,
+            request_key=origin.request_key,
             credentials=origin.user,
             setups=origin.setups,
             descriptors=list(handed.descriptors),
@@ -327,9 +332,8 @@ class EarlierRuns:
 
 
 def _startable(live: Live) -> bool:
-    spawn = live.spawn
-    descriptors = 3 if spawn.stdio == "inherit" else 1 if spawn.stdin == "descriptor" else 0
-    return bool(spawn.argv or (spawn.agent and spawn.env)) and len(live.descriptors) >= descriptors
+    has_command = bool(live.command.argv) or live.order is not None
+    return has_command and len(live.descriptors) >= descriptors_of(live.output)
 
 
 def _record_of(live: Live) -> LaunchRecord:
@@ -337,7 +341,7 @@ def _record_of(live: Live) -> LaunchRecord:
     run, main = live.run, live.main
     if run.latest.exit is not None or main is None or main.attempt != run.attempt:
         return LaunchRecord(live.nonce, bounds_of(run))
-    executed, isolated = run.status is not Status.STARTING, live.spawn.isolation is not None
+    executed, isolated = run.status is not Status.STARTING, live.parts.isolation is not None
     return LaunchRecord(
         live.nonce, bounds_of(run), main.pid, main.started, executed=executed, isolated=isolated
     )

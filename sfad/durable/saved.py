@@ -10,6 +10,7 @@ from typing import Any, cast
 import msgspec
 from msgspec import Struct, structs
 
+from ..agents.command import Command
 from ..core.state.alerts import RaisedAlert, SavedAlerts
 from ..core.state.run import Run, number_or_zero, run_number
 from ..host.faults import crash_point
@@ -63,7 +64,13 @@ class SavedContinuedWith:
             return []
 
 
-# ---- The requests of runs that may start again, environment included
+# ---- What runs are started with that may start again, environment included
+
+
+class Startable(Struct, frozen=True, array_like=True):
+    command: Command
+    order: Spawn | None
+    """See `Live.order`."""
 
 
 class SavedSpawns:
@@ -82,7 +89,7 @@ class SavedSpawns:
         only time. Raises `OSError`."""
         run = live.run
         if run.status is Status.QUEUED or run.asked.retries.attempts > 1 or run.remote is not None:
-            self._files.save(run.id, encode(live.spawn))
+            self._files.save(run.id, encode(Startable(live.command, live.order)))
             crash_point("spawn kept")
 
     def put_back(self, runs: Iterable[Live]) -> None:
@@ -92,13 +99,14 @@ class SavedSpawns:
             if (
                 not run.attempt or run.attempt < run.asked.retries.attempts
             ) and not self._files.has(run.id):
-                self._files.save(run.id, encode(live.spawn))
+                self._files.save(run.id, encode(Startable(live.command, live.order)))
 
-    def read(self, run: RunId) -> Spawn | None:
-        """Return the whole request of a run, if it is there still. A damaged one is set aside."""
+    def read(self, run: RunId) -> Startable | None:
+        """Return what a run is started with, if it is there still. What is damaged is set
+        aside."""
         try:
             saved = self._files.read(run)
-            return msgspec.msgpack.decode(saved, type=Spawn) if saved is not None else None
+            return msgspec.msgpack.decode(saved, type=Startable) if saved is not None else None
         except (OSError, *UNDECODABLE) as error:
             kept = self._files.keep_damaged(run)
             self._damaged(
@@ -348,16 +356,16 @@ class HookSpool:
 
 def on_end_changes(live: Live) -> Changes:
     """Return what to save with a run's admission."""
-    command = live.spawn.on_end
+    command = live.parts.on_end
     if command is None:
         return {}
     hook = OnEnd(
         command,
-        live.spawn.cwd,
-        kept_variables(live.spawn.env),
+        live.command.cwd,
+        kept_variables(live.command.env),
         live.run.birth.uid,
         live.credentials,
-        live.spawn.isolation,
+        live.parts.isolation,
     )
     return {f"{ON_END}{live.run.id}": msgspec.msgpack.encode(hook)}
 

@@ -16,6 +16,7 @@ import trio
 from msgspec import Struct
 
 from ..agents import Reading
+from ..agents.command import Command
 from ..agents.setup_reader import NO_SETUPS, TreeSetups
 from ..core.state.account import Account, OpenReservation, Use
 from ..core.state.budgets import to_nanos, to_usd
@@ -26,8 +27,8 @@ from ..host.files import UNDECODABLE, keep_damaged
 from ..host.tasks import LoopRounds
 from ..processes.credentials import Credentials
 from ..protocol.kinds import COSTS
-from ..protocol.messages import Spawn
 from ..protocol.types import CallInfo, LimitKind, RunId, Source
+from ..runs.decided import Output, Parts
 from ..runs.live import Live, SavedMain
 from ..storage.store import Store
 
@@ -91,9 +92,12 @@ encode = msgspec.msgpack.Encoder(enc_hook=to_saved).encode
 
 class Origin(Struct, frozen=True, array_like=True):
     birth: Birth
-    spawn: Spawn
-    """Without command and environment, which `SavedSpawns` has until the run's last start. Of the
-    environment only what says where the agent keeps its session files."""
+    command: Command
+    """Without words, directory and environment, which `SavedSpawns` has until the run's last start.
+    Of the environment only what says where the agent keeps its session files."""
+    output: Output
+    parts: Parts
+    request_key: str | None
     nonce: str
     created_at: datetime
     program: str | None
@@ -132,13 +136,16 @@ class RunSnapshot:
 def origin_of(live: Live) -> bytes:
     """Return what to save once."""
     bare = msgspec.structs.replace(
-        live.spawn, argv=[], cwd=b"", env=live.session_variables, placeholders={}
+        live.command, argv=[], cwd=b"", env=live.session_variables, placeholders={}
     )
     program = live.program.name if live.program is not None else None
     return encode(
         Origin(
             live.run.birth,
             bare,
+            live.output,
+            live.parts,
+            live.request_key,
             live.nonce,
             live.created_at,
             program,

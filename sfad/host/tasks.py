@@ -1,7 +1,16 @@
 """Tasks beside the loop, calls in threads, and the rounds of the trio loop."""
 
 import errno
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
+import types
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generator,
+    Hashable,
+    Sequence,
+)
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TypeVar, TypeVarTuple
@@ -75,6 +84,23 @@ async def keep_serving(
         await trio.sleep(RESTART_PAUSE)
 
 
+_ASIDE = object()
+
+
+@types.coroutine
+def _go_aside() -> Generator[object, None, None]:
+    yield _ASIDE
+
+
+@types.coroutine
+def _rest(coroutine: Coroutine[object, None, None]) -> Generator[object, None, None]:
+    yield from coroutine  # `await` refuses a coroutine that has begun
+
+
+async def _rest_of(coroutine: Coroutine[object, None, None]) -> None:
+    await _rest(coroutine)
+
+
 class Background:
     """Starts tasks. Those that are started before `serve` begin with it, so that objects which
     start tasks can be made before.
@@ -87,6 +113,8 @@ class Background:
         self._waiting: list[Callable[[], Awaitable[object]]] = []
         self._nursery: trio.Nursery | None = None
         self._walks = FairLock()
+        self._at_once = False
+        """A coroutine is executed that is no task."""
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         async with trio.open_nursery() as self._nursery:
@@ -108,6 +136,27 @@ class Background:
             await task(*args)
         except Exception:  # noqa: BLE001 - see the class
             self._failed(task)
+
+    def begin(self, coroutine: Coroutine[object, None, None]) -> None:
+        """Run a coroutine now, up to its first `await aside()`; what follows that is a task. So
+        requests that wait for nothing are answered in the order in which they came, which tasks of
+        trio do not promise, and cost no task. Raises what the coroutine raises before."""
+        self._at_once = True
+        try:
+            left = coroutine.send(None)
+        except StopIteration:
+            return
+        finally:
+            self._at_once = False
+        if left is not _ASIDE:
+            coroutine.close()
+            raise RuntimeError(f"{coroutine} has waited inside the loop: it must go aside first")
+        self.start_soon(_rest_of, coroutine)
+
+    async def aside(self) -> None:
+        """Before a coroutine waits for something that `begin` may run: let it be a task."""
+        if self._at_once:
+            await _go_aside()
 
     def run_then(
         self,

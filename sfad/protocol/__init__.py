@@ -12,6 +12,7 @@
 `requests`    the same by subject
 `encoding`    values as msgpack and JSON, by msgspec
 `event_types` the types of events, and patterns of them
+`errors`      how a request fails, and checks of fields that many requests have
 `framing`     4-byte big-endian length + msgpack, a pure decoder used by both sides, and the
               versions of the protocol
 `sanitise`    an agent's bytes as text that a terminal and a model take for nothing but data

@@ -2,7 +2,7 @@
 for it."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import NamedTuple, Self, TypeVar
@@ -12,6 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ..agents import SESSION_VARIABLES, AgentProgram, Reading, session_files_of
+from ..agents.command import Command
 from ..agents.program import SessionFiles
 from ..agents.registered import session_of
 from ..agents.setup_reader import NO_SETUPS, TreeSetups
@@ -33,6 +34,7 @@ from ..protocol.types import (
 )
 from ..storage.ledger import RunExtra
 from ..storage.ledger.rows import SESSION
+from .decided import Output, Parts
 
 # ---- The pipe behind `--stdin`: what `send` writes, the run reads
 
@@ -241,15 +243,21 @@ class Live:
     it."""
 
     run: Run
-    spawn: Spawn
+    command: Command
+    output: Output
+    parts: Parts
     launcher: Launcher
     created_at: datetime
     program: AgentProgram | None = None
     """The agent program whose events its stdout holds."""
     nonce: str = field(default_factory=lambda: os.urandom(8).hex())
     """The random part of its cookie (`LaunchSpec.nonce`)."""
+    order: Spawn | None = None
+    """Of a run that is to be placed on a node of the fleet: what was asked."""
     caller: RunId | None = None
     """The run that asked for it."""
+    request_key: str | None = None
+    """What its client called its request."""
     descriptors: list[int] = field(default_factory=list)
     stdin: StdinPipe | None = None
     started_at: datetime | None = None
@@ -290,10 +298,23 @@ class Live:
     """How its program keeps its sessions."""
 
     def __post_init__(self) -> None:
-        meter = self.spawn.meter
-        self.session_files = (
-            None if meter == NO_METER else session_files_of(meter, self.run.asked.shown.argv)
-        )
+        self.session_files = self._session_files(self.run.asked.shown.argv)
+
+    def take(
+        self,
+        command: Command,
+        output: Output,
+        parts: Parts,
+        program: AgentProgram | None,
+        argv: Sequence[str],
+    ) -> None:
+        """Be started on this node after all, as was decided now. `argv`: as it is shown."""
+        self.command, self.output, self.parts, self.program = command, output, parts, program
+        self.order, self.session_files = None, self._session_files(argv)
+
+    def _session_files(self, argv: Sequence[str]) -> SessionFiles | None:
+        meter = self.output.meter
+        return None if meter == NO_METER else session_files_of(meter, argv)
 
     def hear(self, at: float) -> None:
         self.heard = at
@@ -354,8 +375,8 @@ class Live:
     @property
     def key(self) -> SpawnKey | None:
         return (
-            (self.run.birth.uid, self.caller, self.spawn.key)
-            if self.spawn.key is not None
+            (self.run.birth.uid, self.caller, self.request_key)
+            if self.request_key is not None
             else None
         )
 
@@ -379,12 +400,12 @@ class Live:
     @property
     def kept(self) -> bool:
         """Whether its output goes to files."""
-        return self.spawn.log and self.spawn.stdio == "files"
+        return self.output.kept
 
     @property
     def gated(self) -> bool:
         """Whether its calls go through the gateway."""
-        return bool(self.spawn.gateway) and self.spawn.direct is None
+        return bool(self.parts.gateway) and self.parts.direct is None
 
     @property
     def session_id(self) -> str | None:
@@ -393,10 +414,10 @@ class Live:
         attempt = self.run.latest.number
         if self.run.agent_session is not None or not attempt:
             return self.run.agent_session
-        if self.spawn.agent_session is not None:
-            return session_of(self.spawn.agent_session, attempt)
-        if self.spawn.continues is not None:
-            return self.spawn.continues.agent_session
+        if self.command.agent_session is not None:
+            return session_of(self.command.agent_session, attempt)
+        if self.command.continued_session is not None:
+            return self.command.continued_session
         return (
             self.session_files.session_id(self.run.asked.shown.argv)
             if self.session_files is not None
@@ -407,15 +428,16 @@ class Live:
     def session_variables(self) -> list[bytes]:
         """The part of its environment that says where its session files are."""
         return (
-            [item for item in self.spawn.env if item.startswith(_SESSION_VARIABLES)]
+            [item for item in self.command.env if item.startswith(_SESSION_VARIABLES)]
             if self.session_files is not None
             else []
         )
 
     @property
     def extra(self) -> RunExtra:
-        spawn = self.spawn
-        mode = "detached" if spawn.detach else "foreground" if spawn.tied else "background"
+        asked = self.run.asked
+        tied = asked.tied_to is not None
+        mode = "detached" if asked.queueing.detach else "foreground" if tied else "background"
         if self.run.asked.session is not None:
             mode = SESSION
         return RunExtra(

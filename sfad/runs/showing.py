@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Literal
 
-import msgspec
 from msgspec.structs import replace
 
 from ..core.limits.subscriptions import Subscriptions
@@ -18,22 +17,18 @@ from ..core.state.limits import ActiveLimit
 from ..core.state.run import Run
 from ..core.state.subscriptions import Window
 from ..host.clock import wall_clock
-from ..host.files import UNDECODABLE
 from ..host.probe import user_name
 from ..processes.launcher import Footprint
 from ..protocol.kinds import COSTS, COUNTS, KINDS, ROLES
 from ..protocol.known import BY_REPORT
-from ..protocol.messages import Spawn
 from ..protocol.requests.subscriptions import SubscriptionInfo, WindowInfo
 from ..protocol.types import (
     Action,
     AlertState,
     ApiSilence,
     ApiTrouble,
-    Claim,
     FleetPlace,
     Hold,
-    Isolation,
     LimitKind,
     LimitState,
     QueueState,
@@ -122,7 +117,7 @@ def info_of(
         live.run.status.terminal,
     )
     elapsed = round(run.clock.elapsed(now), 3) if run.started_at is not None else None
-    isolated, worktree = live.spawn.isolation, live.spawn.worktree
+    isolated, worktree = live.parts.isolation, live.parts.worktree
     return RunInfo(
         id=run.id,
         name=run.name,
@@ -165,10 +160,10 @@ def info_of(
         repeating=run.repeating if run.streak is not None and not ended else None,
         cut=f"{run.cut.message}; {run.after_cut}" if run.cut is not None and not ended else None,
         isolation=_isolation(live) if isolated is not None else None,
-        egress=tuple(isolated.egress) if isolated is not None and live.spawn.gateway else (),
+        egress=tuple(isolated.egress) if isolated is not None and live.parts.gateway else (),
         api_silence=_silence(run, now) if account.reservations else None,
         alerts=tuple(alerts_of(run, now)) if run.alerts else (),
-        direct=live.spawn.direct if not ended else None,
+        direct=live.parts.direct if not ended else None,
         after=tuple(run.awaits) if run.status is Status.QUEUED else (),
         group=run.asked.queueing.group,
         stdin=live.stdin is not None,
@@ -256,9 +251,9 @@ def _silence(run: Run, now: float) -> ApiSilence | None:
 
 
 def _isolation(live: Live) -> Literal["on", "net", "offline"] | None:
-    if live.spawn.isolation is None:
+    if live.parts.isolation is None:
         return None
-    return "on" if live.spawn.isolation.network else "net" if live.spawn.gateway else "offline"
+    return "on" if live.parts.isolation.network else "net" if live.parts.gateway else "offline"
 
 
 def info_with_totals(
@@ -365,7 +360,7 @@ def _enforcer(live: Live, active: ActiveLimit, used: float | None) -> Enforcer:
         case "clock":
             return "clock"
         case "meter" if kind in ROLES:
-            return "meter" if used is not None or live.spawn.meter == BY_REPORT else "nothing"
+            return "meter" if used is not None or live.output.meter == BY_REPORT else "nothing"
         case "meter":
             gated = live.gated and not live.run.bypassed
             if gated and live.run.called:
@@ -394,7 +389,7 @@ def _may_be_known(live: Live, kind: LimitKind) -> bool:
     account = live.run.account
     unpriced = kind in COSTS and account.known and bool(account.used(LimitKind.TOKENS))
     told = live.program is not None or live.session_files is not None
-    told = (told and not live.meter_silent) or account.metered or live.spawn.meter == BY_REPORT
+    told = (told and not live.meter_silent) or account.metered or live.output.meter == BY_REPORT
     return told and not unpriced
 
 
@@ -425,64 +420,6 @@ def _usage(source: Source, use: Use, elapsed: float | None) -> Usage:
         estimated=use.estimated,
         at_most=use.at_most,
     )
-
-
-# ---- What a run was started with, as the ledger keeps it for `recall`. Never its environment,
-# which may hold secrets.
-
-
-MOST_RECALLED = 64 << 10
-"""Bytes of a request that are kept. A command may have megabytes, and each row of the ledger would
-be as large."""
-
-
-def to_recall(asked: Spawn, decided: Spawn, above: Live | None) -> bytes | None:
-    """Return what is to be kept of a request, or `None` if that is too large. `decided`: what the
-    daemon has made of it; `above`: the run that the new one inherits from."""
-    if sum(map(len, asked.argv)) > MOST_RECALLED:
-        return None
-    kept = replace(
-        asked, id=0, env=[], umask=0o022, key=None, claim=Claim(), watch=False, shim=False,
-        automatic=False, direct=None, continues=None,
-    )  # fmt: skip
-    if above is not None:
-        own = above.run.birth.models
-        kept = replace(
-            kept,
-            gateway=decided.gateway,
-            allowed_tools=decided.allowed_tools,
-            blocked_tools=decided.blocked_tools,
-            allowed_models=decided.allowed_models or (list(own[-1].patterns) if own else []),
-            isolation=_as_asked(decided),
-        )
-    encoded = msgspec.msgpack.encode(kept)
-    return encoded if len(encoded) <= MOST_RECALLED else None
-
-
-def _as_asked(decided: Spawn) -> Isolation | None:
-    """Return the sandbox as a client asks for one: what it has inherited of it is a part of the
-    request."""
-    inherited = decided.isolation
-    if inherited is None:
-        return None
-    writable = [
-        *inherited.writable,
-        *([inherited.directory] if inherited.directory not in (b"", decided.cwd) else []),
-    ]
-    return Isolation(
-        network=inherited.network,
-        writable=writable,
-        readable=inherited.readable,
-        egress=inherited.egress,
-    )
-
-
-def recalled(kept: bytes) -> Spawn | None:
-    """Return the request that was kept; `None` if it cannot be read."""
-    try:
-        return msgspec.msgpack.decode(kept, type=Spawn)
-    except UNDECODABLE:
-        return None
 
 
 # ---- How subscriptions are shown: what is known of each window, and which runs wait for its reset

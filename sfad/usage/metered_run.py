@@ -250,7 +250,7 @@ class MeterNotices:
         """Tell that its meter has recognised nothing. That is not told if the meter was chosen by
         the command alone: then the agent may have failed before it printed any event."""
         live = self.live
-        if live.program is not None and live.spawn.meter is not None and not live.meter_silent:
+        if live.program is not None and live.output.meter is not None and not live.meter_silent:
             live.set_meter(silent=True)
             message = (
                 f"the meter {live.program.name} recognises nothing in what the run prints: "

@@ -366,14 +366,14 @@ class Metering:
     def follow_agent(self, live: Live, process: AgentProcess) -> None:
         """Read also what the session file of an agent program says that a run has started
         itself."""
-        self._follow(live, process, fresh=live.spawn.meter != NO_METER)
+        self._follow(live, process, fresh=live.output.meter != NO_METER)
 
     def agent_seen(self, run: RunId, process: AgentProcess) -> None:
         """Read also the session file of an agent program that goes around the gateway, whether the
         run was asked to start it or not, and of the one that the run's script has become."""
         if run in self._runs:
             live = self._runs[run].live
-            becomes = process.is_main and not live.gated and live.spawn.meter != NO_METER
+            becomes = process.is_main and not live.gated and live.output.meter != NO_METER
             self._follow(live, process, fresh=becomes)
 
     def _follow(self, live: Live, process: AgentProcess, *, fresh: bool) -> None:
@@ -488,7 +488,7 @@ class Metering:
         return readings
 
     def _find_session(self, live: Live) -> None:
-        files, run, first = live.session_files, live.run, live.spawn.agent_session
+        files, run, first = live.session_files, live.run, live.command.agent_session
         began = live.attempted_at or live.started_at or live.created_at
         session = None
         if files is not None:
@@ -509,17 +509,11 @@ class Metering:
                 given,
                 guesses=not live.gated,
             )
-        elif live.spawn.resume_argv and not _resumes(run):
+        elif live.command.resume_argv and not _resumes(run):
             # where an agent of the config keeps its sessions is not known: one is taken to be there
             # from its start
-            continues = live.spawn.continues
-            given = (
-                session_of(first, run.attempt)
-                if first is not None
-                else continues.agent_session
-                if continues is not None
-                else None
-            )
+            continued = live.command.continued_session
+            given = session_of(first, run.attempt) if first is not None else continued
             if given is not None:
                 self._session_saved(run, given)
         self._sessions.begin(run.id, session, live.sessions)

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sfad.agents.command import Command
 from sfad.agents.counters import Meter
 from sfad.agents.program import program_called, sorted_words
 from sfad.agents.registered import resumed_command
 from sfad.protocol.known import AGENTS
-from sfad.protocol.messages import Spawn
 
 ID = "01a21656-55de-7543-8daa-8bccd3ed9a0e"
 NEW = "5f3c1d6e-0000-4000-8000-000000000001"
@@ -22,8 +22,7 @@ RESUMABLE = [name for name in AGENTS if name != "aider"]
 def resumed(command: str, *, terminal: bool = False, task: str | None = "go on") -> str | None:
     """Return the command that continues a session of a command, as a shell reads it."""
     argv = [word.encode() for word in shlex.split(command)]
-    spawn = Spawn(id=0, argv=argv, cwd=b"/", env=[], stdio="inherit" if terminal else "files")
-    found = resumed_command(spawn, ID, task)
+    found = resumed_command(Command(argv, b"/", []), ID, task, terminal=terminal)
     return None if found is None else shlex.join(word.decode() for word in found)
 
 
@@ -122,12 +121,13 @@ ODD = [
 @pytest.mark.parametrize("session", ODD)
 @pytest.mark.parametrize("name", RESUMABLE)
 def test_no_other_text_becomes_a_word_of_a_command(name: str, session: str) -> None:
-    spawn = Spawn(id=0, argv=[name.encode(), b"x"], cwd=b"/", env=[], stdio="inherit")
-    assert resumed_command(spawn, ID, None) is not None
-    assert resumed_command(spawn, session, None) is None
-    own = Spawn(id=0, argv=[b"bot"], cwd=b"/", env=[], resume_argv=[b"bot", b"--session={session}"])
-    assert resumed_command(own, ID, None) == [b"bot", f"--session={ID}".encode()]
-    assert resumed_command(own, session, None) is None
+    command = Command([name.encode(), b"x"], b"/", [])
+    assert resumed_command(command, ID, None, terminal=True) is not None
+    assert resumed_command(command, session, None, terminal=True) is None
+    own = Command([b"bot"], b"/", [], resume_argv=[b"bot", b"--session={session}"])
+    told = resumed_command(own, ID, None, terminal=False)
+    assert told == [b"bot", f"--session={ID}".encode()]
+    assert resumed_command(own, session, None, terminal=False) is None
 
 
 @pytest.mark.parametrize("name", RESUMABLE)

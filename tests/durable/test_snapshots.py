@@ -9,14 +9,15 @@ from typing import Any
 
 import msgspec
 
+from sfad.agents.command import Command
 from sfad.core.state.request import Asked, Identity, Shown
 from sfad.core.state.run import Attempt, Birth, State
 from sfad.durable.snapshots import Origin, Progress, encode
 from sfad.durable.spool import Spool
 from sfad.host.clock import Timers
 from sfad.host.tasks import LoopRounds
-from sfad.protocol.messages import Spawn
 from sfad.protocol.types import Bound, Status
+from sfad.runs.decided import Output, Parts
 from sfad.storage.store import Store
 
 ANY = Bound(value=3, source="--flag")
@@ -26,8 +27,10 @@ def origin(run: str, number: int) -> bytes:
     """Return what is saved once of a run."""
     asked = Asked(Shown(("x",), cwd="/tmp"), Identity(name="a"))
     birth = Birth(run, number, "a", "agent", asked, 1000, "ann", "cli", None, 1.0, ANY, ANY)
-    spawn = Spawn(id=1, argv=[], cwd=b"", env=[])
-    return encode(Origin(birth, spawn, "nonce", datetime.now(UTC), None, None))
+    made = datetime.now(UTC)
+    return encode(
+        Origin(birth, Command([], b"", []), Output(), Parts(), None, "nonce", made, None, None)
+    )
 
 
 def as_before_groups(saved: bytes) -> bytes:

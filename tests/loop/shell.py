@@ -9,14 +9,11 @@ from pathlib import Path
 import trio
 
 from sfad import config as configuration
-from sfad.agents.setup_reader import NO_SETUPS
 from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.state.access import Peer
-from sfad.daemon.loop.pending_requests import PendingSpawn
 from sfad.daemon.loop.resources import EarlyEvents, Resources
 from sfad.daemon.loop.runtime import Runtime
-from sfad.daemon.server.spawn_steps import asked_of
 from sfad.durable.spool import Spool
 from sfad.host.clock import Timers
 from sfad.host.files import Damages
@@ -24,6 +21,8 @@ from sfad.host.log import Log
 from sfad.host.metrics import Counts
 from sfad.host.tasks import LoopRounds
 from sfad.protocol.messages import Spawn
+from sfad.start.asking import asked_of
+from sfad.start.prepared import Prepared
 from sfad.storage.ledger import Ledger, OpenedLedger
 from sfad.storage.output.files import OutputFiles
 from tests.harness import PATIENCE
@@ -105,8 +104,8 @@ async def asked(runtime: Runtime, spawn: Spawn = AGENT, peer: Peer = ANN) -> c.A
         answers.append(said)
         done.set()
 
-    request, program = asked_of(spawn, 1)
-    pending = PendingSpawn(spawn, NO_SETUPS, [], lambda _run: None, program, caller=peer.run)
-    runtime.requests.spawn(peer, request, pending, answer)
+    prepared = Prepared.of(spawn)
+    prepared.asked, prepared.program = asked_of(prepared, spawn, connection=1)
+    runtime.starting.start(prepared, runtime.starting.around(spawn, peer, None), answer)
     await done.wait()
     return answers[0]

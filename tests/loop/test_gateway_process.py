@@ -10,39 +10,43 @@ from pathlib import Path
 import pytest
 import trio
 
-from sfad.host.tasks import ROUND_REQUESTS, LoopRounds
+from sfad.daemon.loop.gateway_process import Serving
+from sfad.host.tasks import LoopRounds
 from tests.harness import until
 from tests.processes.fake import FakeLauncher
 
 from .shell import shell
 
 
-async def test_what_waits_for_a_gateway_goes_on_a_few_at_a_time(tmp_path: Path) -> None:
-    """Thousands at once would keep the loop from all else for seconds."""
+async def test_what_waits_for_a_gateway_goes_on_in_the_order_of_its_arrival(
+    tmp_path: Path,
+) -> None:
+    """One a round: trio executes the tasks of a round in any order, and thousands at once would
+    keep the loop from all else."""
     async with shell(tmp_path, FakeLauncher) as runtime:
-        rounds, why = LoopRounds(), set[str | None]()
-        went_on: Counter[int] = Counter()
+        rounds, went_on = LoopRounds(), list[int]()
+        at = Counter[int]()
 
-        def then(trouble: str | None) -> None:
-            why.add(trouble)
-            went_on[rounds.number] += 1
+        async def wait(number: int, serving: Serving) -> None:
+            assert await serving.wait() is None
+            went_on.append(number)
+            at[rounds.number] += 1
 
         trio.lowlevel.add_instrument(rounds)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(runtime.gateways.serve)
-            for _ in range(10 * ROUND_REQUESTS):
-                runtime.gateways.start_for_run(os.getuid(), then)
+            for number in range(100):
+                nursery.start_soon(wait, number, runtime.gateways.start_for_run(os.getuid()))
             gateway = runtime.gateways.own
             await until(lambda: gateway.pid is not None)
             assert not went_on
             gateway.note_serving()  # it would tell the daemon's socket so, but there is none here
-            await until(lambda: went_on.total() == 10 * ROUND_REQUESTS)
-            assert max(went_on.values()) == ROUND_REQUESTS
-            runtime.gateways.start_for_run(os.getuid(), then)
-            assert went_on.total() == 10 * ROUND_REQUESTS + 1, (
+            await until(lambda: len(went_on) == 100)
+            assert went_on == list(range(100))
+            assert max(at.values()) == 1
+            assert runtime.gateways.start_for_run(os.getuid()).known, (
                 "one that comes later goes on at once"
             )
-            assert why == {None}
             await runtime.gateways.stop()
             nursery.cancel_scope.cancel()
 
@@ -57,13 +61,13 @@ async def test_who_asks_again_at_once_does_not_keep_a_gateway_from_its_next_star
             starts.append(1)
             raise OSError(errno.EAGAIN, "no process")
 
-        def again(trouble: str | None) -> None:
-            assert trouble is not None
-            runtime.gateways.start_for_run(os.getuid(), again)
+        async def again() -> None:
+            while True:
+                assert await runtime.gateways.start_for_run(os.getuid()).wait() is not None
 
         monkeypatch.setattr("sfad.daemon.loop.gateway_process.start_helper", start)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(runtime.gateways.serve)
-            runtime.gateways.start_for_run(os.getuid(), again)
+            nursery.start_soon(again)
             await until(lambda: len(starts) >= 3)
             nursery.cancel_scope.cancel()

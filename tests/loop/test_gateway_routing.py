@@ -11,12 +11,18 @@ from subprocess import Popen
 import pytest
 
 from sfad.agents import Person
+from sfad.agents.command import Command
 from sfad.agents.setup_reader import TreeSetups, tree_setups
 from sfad.core.events import AgentProcess
-from sfad.daemon.loop.gateway_routing import PLACEHOLDER, exempt_from_proxies, routed, with_objects
+from sfad.daemon.loop.gateway_routing import (
+    PLACEHOLDER,
+    Routed,
+    exempt_from_proxies,
+    routed,
+    with_objects,
+)
 from sfad.daemon.loop.gateways import Gateways
 from sfad.processes import kernel
-from sfad.protocol.messages import Spawn
 from tests.harness import wait_until
 from tests.processes.fake import FakeLauncher
 
@@ -70,17 +76,13 @@ def tree(env: Mapping[str, str], files: Mapping[str, str] | None = None) -> Tree
     return tree_setups(Person({"HOME": "/h"} | dict(env), "/w", known.get, {}), ())
 
 
-def run(gateways: Gateways, setups: TreeSetups, program: str, env: Mapping[str, str]) -> Spawn:
+def run(gateways: Gateways, setups: TreeSetups, program: str, env: Mapping[str, str]) -> Routed:
     told = [f"{name}={value}".encode() for name, value in ({"HOME": "/h"} | dict(env)).items()]
-    return routed(
-        Spawn(id=1, argv=[program.encode()], cwd=b"/w", env=told, gateway=True),
-        setups,
-        gateways,
-        os.getuid(),
-    )
+    command = Command([program.encode()], b"/w", told)
+    return routed(command, setups, gateways, os.getuid(), gateway=True)
 
 
-def variables(spawn: Spawn) -> dict[str, str]:
+def variables(spawn: Routed) -> dict[str, str]:
     return dict(os.fsdecode(item).split("=", 1) for item in spawn.env)
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sfad.daemon.loop import launching
-from sfad.daemon.loop.launching import ShimDirectory
+from sfad.daemon.loop import shims
+from sfad.daemon.loop.shims import ShimDirectory
 from sfad.protocol.paths import SYSTEM_STATE, shim_dir
 
 
@@ -37,6 +37,6 @@ def test_a_users_own_directory_is_for_that_user_and_the_systems_for_all(
 ) -> None:
     own = ShimDirectory(tmp_path)
     assert [own.open_to(uid) for uid in (os.geteuid(), os.geteuid() + 1)] == [True, False]
-    monkeypatch.setattr(launching, "SYSTEM_SHIMS", own.path)
+    monkeypatch.setattr(shims, "SYSTEM_SHIMS", own.path)
     assert own.open_to(os.geteuid() + 1)
     assert shim_dir(SYSTEM_STATE) == Path("/usr/local/lib/sfad/shims")

@@ -19,9 +19,9 @@ from sfad.core import events as e
 from sfad.core.state.access import EVERYTHING, Peer, Scope
 from sfad.core.state.account import Use
 from sfad.core.state.budgets import NANOS
+from sfad.daemon.lookup import find_run
 from sfad.daemon.loop.runtime import Runtime
 from sfad.daemon.server.connection import RunRows
-from sfad.daemon.server.lookup import find_run
 from sfad.protocol.encoding import pack
 from sfad.protocol.messages import List, RunList, Spawn, unpack_reply
 from sfad.protocol.types import RunId, RunInfo, Status

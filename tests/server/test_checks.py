@@ -8,15 +8,9 @@ from typing import Any
 import pytest
 
 from sfad.core.state.request import Asked
-from sfad.daemon.server.lookup import (
-    MAX_CHOSEN,
-    MAX_SOURCE,
-    RequestError,
-    check_filters,
-    check_limits,
-)
-from sfad.daemon.server.spawn_steps import asked_of
+from sfad.daemon.server.checks import MAX_CHOSEN, check_filters
 from sfad.protocol import messages as m
+from sfad.protocol.errors import MAX_SOURCE, RequestError, check_limits
 from sfad.protocol.types import (
     Action,
     After,
@@ -28,6 +22,8 @@ from sfad.protocol.types import (
     LimitKind,
     Placing,
 )
+from sfad.start.asking import asked_of
+from sfad.start.prepared import Prepared
 from tests.core.asking import GROUP_OF, asked_for, field_of
 
 
@@ -96,7 +92,8 @@ def test_the_core_is_told_of_each_field_that_it_decides_by() -> None:
         "placing": Placing(node="b"),
         "grant": Grant(giver="a", run="a1", root="a/a1", max_depth=4, descendants=8),
     }
-    asked, _ = asked_of(m.Spawn(id=0, argv=[b"true"], cwd=b"/", env=[], **given), 1)
+    order = m.Spawn(id=0, argv=[b"true"], cwd=b"/", env=[], **given)
+    asked, _ = asked_of(Prepared.of(order), order)
     decided = {"argv", "cwd", "name", "continues", "direct"}
     told_alike = {*GROUP_OF, *Asked.__struct_fields__} & set(m.Spawn.__struct_fields__)
     assert given.keys() == told_alike - decided

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from unittest.mock import Mock, patch
 
-from sfad.daemon.server.verbs import starting
 from sfad.protocol import messages as m
 from sfad.protocol.types import ErrorCode
+from sfad.start import prepare
 from tests.loop.shell import ANN
 from tests.server.test_looks import served
 
@@ -16,7 +16,7 @@ async def test_a_spawn_that_has_waited_is_answered_whatever_goes_wrong(tmp_path:
     """A program that is known to call models: its user's settings are read first."""
     spawn = m.Spawn(id=7, argv=[b"claude"], cwd=b"/", env=[b"HOME=/"], gateway=True)
     async with served(tmp_path, [ANN]) as (_, (client,)):
-        with patch.object(starting, "apply_steps", Mock(side_effect=TypeError("a bug"))):
+        with patch.object(prepare, "asked_of", Mock(side_effect=TypeError("a bug"))):
             client.send(spawn)
             (answer,) = await client.replies(1)
     assert isinstance(answer, m.Error)

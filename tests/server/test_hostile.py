@@ -16,10 +16,10 @@ import msgspec
 import psutil
 import pytest
 
-from sfad.daemon.server.spawn_steps import MAX_LARGE
 from sfad.protocol import messages as m
 from sfad.protocol.framing import MAX_REPLY, MAX_REQUEST, SUPPORTED, FrameDecoder, frame
 from sfad.protocol.types import Claim, ErrorCode, Status
+from sfad.start.checks import MAX_LARGE
 from tests.conftest import Start
 from tests.harness import (
     IMPATIENT,

@@ -12,10 +12,11 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from sfad.agents.command import Command
 from sfad.core import events as e
 from sfad.host.clock import wall_clock
 from sfad.processes.launcher import Footprint, Launcher
-from sfad.protocol.messages import Spawn
+from sfad.runs.decided import Output, Parts
 from sfad.runs.live import Live
 from sfad.storage.output.files import OutputFiles
 from sfad.usage.silence import LEAST, LOOKS, Signs, SilenceWatch
@@ -67,9 +68,13 @@ class World:
         run = self.core.run(
             self.core.start(name, limits=f"silence={limit}:warn", argv=argv or ("x",))
         )
-        request = Spawn(id=0, argv=[b"x"], cwd=b"/", env=[], log=False)
         live = self.lives[run.id] = Live(
-            run, request, cast("Launcher", self.kernel), wall_clock() - timedelta(seconds=1)
+            run,
+            Command([b"x"], b"/", []),
+            Output(log=False),
+            Parts(),
+            cast("Launcher", self.kernel),
+            wall_clock() - timedelta(seconds=1),
         )
         self.watch.watch(live)
         return live

@@ -126,7 +126,8 @@ def _slot_words(full: QuotaUse) -> str:
 
 def _retry(run: Run, moment: Moment) -> Hold:
     latest = run.latest
-    words = f"attempt {latest.number} of {run.asked.retries.attempts} {latest.cut_short or 'has failed'}; "
+    of, why = run.asked.retries.attempts, latest.cut_short or "has failed"
+    words = f"attempt {latest.number} of {of} {why}; "
     if run.clearing:
         words += "what it has left is being stopped"
     elif latest.next_resumes and run.agent_session is not None:

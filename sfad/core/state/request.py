@@ -157,7 +157,7 @@ class Sources(Struct, frozen=True, omit_defaults=True):
 
 class Asked(Struct, frozen=True, omit_defaults=True):
     """What a spawn asked for. Environment and descriptors stay with the shell. A field of a group
-    that the request has under the same name is taken from there (`spawn_steps.asked_of`). A run is
+    that the request has under the same name is taken from there (`start.asking`). A run is
     saved with it, so a default of a field stays what it is."""
 
     shown: Shown

@@ -17,7 +17,10 @@ metering ───────────────────────�
 `adviser`          limits that past runs suggest
 `pending_requests` requests that wait for the core's answer
 `policy`           what the config says, in the core's terms
-`launching`        launches the attempts of runs, in their environments, with their shims
+`starting`         prepares requests, step by step, and asks the core for their runs
+`launching`        launches the attempts of runs
+`environment`      the environment of a run
+`shims`            directories of shims, and what a run finds of them
 `saving`           journal and ledger follow the core; waiting clients are told of ends; watches
                    over the disk
 `announcing`       events: numbered, saved, logged, pushed to those that follow them, as are runs

@@ -31,6 +31,7 @@ from ...core.state.request import Asked
 from ...core.state.run import Run
 from ...host.log import Log
 from ...host.probe import current_boot
+from ...protocol.errors import RequestError, bad_request, wrong_state
 from ...protocol.framing import MAX_REPLY, SUPPORTED, FrameDecoder, ProtocolError
 from ...protocol.messages import (
     Error,
@@ -50,8 +51,11 @@ from ...protocol.requests.base import Reply, Request
 from ...protocol.types import ErrorCode, Reason, RunId, RunInfo, Ship, Status, Survivor, Wanted
 from ...runs.catalogue import RunCatalogue
 from ...runs.live import Live
+from ...shipping import why_unsafe
+from ...start.prepared import Prepared
+from ...start.surroundings import Surroundings
 from ...storage.shipped import ShipRefused
-from .shipping import Shipping
+from .shipping import NOT_HERE, Shipping
 
 # ---- The clock that leases are measured by
 
@@ -230,6 +234,67 @@ class Fleet:
             return await _Conversation(sock, node, self.node).ask(request)
         raise OSError(f"node {node} does not answer")
 
+    # ---- steps of `start.prepare`
+
+    def check_placeable(self, p: Prepared, around: Surroundings) -> None:
+        """A step of `start.prepare`: refuse what cannot go to another node. What a run above has
+        decided about the gateway holds there, too."""
+        order, caller = around.order, around.caller
+        if order.worktree is not None:
+            raise bad_request(
+                "--worktree and --fleet exclude each other: "
+                "a worktree is made where the repository is"
+            )
+        if order.stdio != "files" or order.stdin == "descriptor":
+            raise Invalid(
+                "a run with --fleet reads no stdin of this machine, "
+                "and writes to files of its node: leave out --stdio"
+            )
+        if order.detach:
+            raise Invalid(
+                "--detach and --fleet exclude each other: "
+                "a run of another node is a child, or a root that no run started"
+            )
+        decided = caller.parts.gateway if caller is not None else None
+        if caller is not None and order.gateway not in {None, decided} and decided is not None:
+            raise Invalid(
+                f"what run {caller.run.id} has decided about the gateway holds for what it starts"
+            )
+        p.parts.gateway = order.gateway if order.gateway is not None else decided
+
+    def note_files(self, p: Prepared, around: Surroundings) -> None:
+        """Note from which node the files of a run that is to be placed come."""
+        ship = around.order.ship
+        if ship is not None:
+            self._check_files(ship, around)
+            p.parts.ship = replace(ship, node=self.node)
+
+    def work_in_copy(self, p: Prepared, around: Surroundings) -> None:
+        """Have a run of another node work in a copy of the files that were sent with it."""
+        ship = around.order.ship
+        if ship is None:
+            return
+        if around.order.grant is None and ship.node != self.node:
+            raise bad_request(
+                "--ship sends files to the node where a run is placed: "
+                "add --fleet or --on, or leave out --ship"
+            )
+        self._check_files(ship, around)
+        p.parts.ship = ship
+        p.command.cwd = self.shipping.directory(around.peer.uid, ship)
+
+    def _check_files(self, ship: Ship, around: Surroundings) -> None:
+        if (
+            ship.within and why_unsafe(os.fsdecode(ship.within)) is not None
+        ) or not ship.directory.startswith(b"/"):
+            raise bad_request(
+                f"the run cannot work in {ship.within[:80]!r} of {ship.directory[:80]!r}"
+            )
+        if not ship.author.isprintable():
+            raise bad_request(f"a control character in the author of commits: {ship.author[:80]!r}")
+        if not self.shipping.files.is_whole(around.peer.uid, ship.archive):
+            raise wrong_state(NOT_HERE.format(os.fsdecode(ship.directory)))
+
     # ---- placing
 
     def place(self, run: Run) -> None:
@@ -276,7 +341,7 @@ class Fleet:
                 return
             try:
                 asked = await self.complete(live)
-            except (Invalid, OSError) as error:
+            except (Invalid, RequestError, OSError) as error:
                 self._feed(
                     e.GrantRefused(
                         trio.current_time(), run, Reason(kind="fleet", message=str(error))
@@ -546,7 +611,7 @@ class Neighbour:
     def _ship_files(self, runs: list[Run], nursery: trio.Nursery) -> None:
         """Begin to send the files of runs that the node has not taken."""
         for run in runs:
-            ship = self._fleet._catalogue.live[run.id].spawn.ship
+            ship = self._fleet._catalogue.live[run.id].parts.ship
             unsent = (
                 run.remote is not None
                 and not run.remote.id
@@ -596,19 +661,24 @@ class Neighbour:
 
     def _spawn(self, run: Run, now: float) -> Spawn | None:
         live = self._fleet._catalogue.live[run.id]
+        order, terms, permissions = live.order, run.asked.terms, run.birth.permissions
+        if order is None:
+            return None
         self._last += 1
         self._offered[self._last] = run.id
-        permissions = run.birth.permissions
         return replace(
-            live.spawn,
+            order,
             id=self._last,
             placing=None,
+            ship=live.parts.ship,
+            gateway=live.parts.gateway,
+            allowed_tools=list(terms.allowed_tools),
+            blocked_tools=list(terms.blocked_tools),
             grant=grant_of(run, self._fleet.node, self._stamp),
             key=f"{live.nonce}/{run.attempt}",
-            name=run.name if live.spawn.name is not None or live.spawn.agent is None else None,
+            name=run.name if order.name is not None or order.agent is None else None,
             limits=limits_to_send(run, now),
             on_limit=None,
-            run_type=live.spawn.run_type,
             max_depth=None,
             max_descendants=None,
             allow=sorted(permissions.verbs),

@@ -8,6 +8,7 @@ import re
 import secrets
 import signal
 import socket
+from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -22,7 +23,6 @@ from ...gateway.call_journal import Noted, noted_in
 from ...host.files import UNDECODABLE, create, keep_damaged, read
 from ...host.log import Log
 from ...host.probe import no_inodes, user_name
-from ...host.tasks import ROUND_REQUESTS
 from ...processes import kernel
 from ...processes.launcher import Launcher
 from ...protocol.event_types import EventType
@@ -66,6 +66,30 @@ class GatewayRecord(msgspec.Struct):
     pid: Annotated[int, msgspec.Meta(ge=0, lt=1 << 22)] = 0
     started: Annotated[int, msgspec.Meta(ge=0)] = 0
     """When the process started, in clock ticks: its pid may be used again."""
+
+
+class Serving:
+    """What a start that needs the gateway waits for."""
+
+    def __init__(self) -> None:
+        self._told = trio.Event()
+        self._trouble: str | None = None
+
+    @property
+    def known(self) -> bool:
+        """Whether `wait` returns at once."""
+        return self._told.is_set()
+
+    def tell(self, trouble: str | None) -> None:
+        """Say that the gateway has begun its work, or why it cannot."""
+        self._trouble = trouble
+        self._told.set()
+
+    async def wait(self) -> str | None:
+        """Return why the gateway cannot be started; `None` once it has begun its work."""
+        if not self.known:
+            await self._told.wait()
+        return self._trouble
 
 
 class GatewayProcess:
@@ -112,7 +136,7 @@ class GatewayProcess:
         """The process has begun its work; that of an earlier daemon has."""
         self._serving.set()
         self._told_to_end = False
-        self._waiting: list[Callable[[str | None], None]] = []
+        self._waiting: deque[Serving] = deque()
         self._stopped = False
         self._config = config
         self._record = self._read()
@@ -155,15 +179,17 @@ class GatewayProcess:
         self._signal(signal.SIGHUP)
         self._changed.set()
 
-    def start_for_run(self, then: Callable[[str | None], None]) -> None:
-        """Have the gateway run until no live run uses it: one is about to. Call `then` once it has
-        begun its work, or, if it cannot, with the reason."""
+    def start_for_run(self) -> "Serving":
+        """Have the gateway run until no live run uses it: one is about to. Return what to wait
+        for."""
         self._demanded = trio.current_time()
+        serving = Serving()
         if self.pid is not None and self._serving.is_set():
-            then(None)
+            serving.tell(None)
         else:
-            self._waiting.append(then)
+            self._waiting.append(serving)
             self._changed.set()
+        return serving
 
     def start_ahead(self) -> None:
         """Start the gateway, because a call is likely to come soon. If it cannot be started, the
@@ -181,10 +207,10 @@ class GatewayProcess:
 
     async def _answer(self, trouble: str | None) -> None:
         # not until none waits: who is told of trouble may ask again
-        for _ in range(0, len(self._waiting), ROUND_REQUESTS):
-            waiting, self._waiting = self._waiting[:ROUND_REQUESTS], self._waiting[ROUND_REQUESTS:]
-            for then in waiting:
-                then(trouble)
+        for _ in range(len(self._waiting)):
+            self._waiting.popleft().tell(trouble)
+            # trio executes the tasks of one round in any order, and requests are admitted in the
+            # order of their arrival: one a round
             await trio.lowlevel.checkpoint()
 
     def _bind(self) -> None:

@@ -4,12 +4,15 @@
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from ...agents import claude
-from ...agents.setup_reader import TreeSetups
+from ...agents.command import Command
+from ...agents.setup_reader import Root, SetupReader, TreeSetups, unknown
 from ...agents.setups import (
     GATEWAY,
     VARIABLES,
@@ -23,8 +26,13 @@ from ...config import UpstreamConfig
 from ...config_values import is_base_url
 from ...core.state.naming import executed_word, named_word, program_name
 from ...core.state.policy import Invalid
+from ...protocol.errors import unavailable
 from ...protocol.known import KEYS, KNOWN_PROGRAMS
 from ...protocol.messages import Spawn
+from ...runs.live import Live
+from ...start.prepared import Prepared
+from ...start.surroundings import Surroundings
+from .gateway_process import Serving
 from .gateways import Gateways
 
 PLACEHOLDER = "the-gateway-has-the-key"
@@ -36,82 +44,84 @@ _NO_PROXY = (b"no_proxy", b"NO_PROXY")
 """Most programs read the first one first."""
 
 
+class Routed(NamedTuple):
+    argv: list[bytes]
+    env: list[bytes]
+    direct: str | None
+    """Why it leads around the gateway."""
+
+
 def routed(
-    request: Spawn,
+    command: Command,
     setups: TreeSetups,
     gateways: Gateways,
     uid: int,
     *,
+    gateway: bool,
+    direct: str | None = None,
     explicit: bool = False,
     token: str | None = None,
-) -> Spawn:
-    """Return the request of a user with a command and an environment that lead through the gateway,
-    or around it. `request.direct`: why it has to go around it, if that is known before; `explicit`:
-    the caller asked for the gateway; `token`: names the run in the gateway's address, where that is
-    known. Raise `Invalid`, `OSError`."""
-    if request.gateway is None:
-        return request
-    words = [os.fsdecode(word) for word in request.argv]
+) -> Routed:
+    """Return what leads a user's command through the gateway, or around it. `gateway`: what was
+    decided; `direct`: why it has to go around it, if that is known before; `explicit`: the request
+    asked for the gateway; `token`: names the run in the gateway's address, where that is known.
+    Raise `Invalid`, `OSError`."""
+    words = [os.fsdecode(word) for word in command.argv]
     program = program_name(words)
     known = program in KNOWN_PROGRAMS  # of another one neither words nor variables matter
     at = named_word(words, program) if known else None
     setup = (
-        setups.of(program, *_asked(words, at, request.env, gateways.of(uid).base))
-        if request.gateway and known
+        setups.of(program, *_asked(words, at, command.env, gateways.of(uid).base))
+        if gateway and known
         else setups.of(program)
     )
-    if not request.gateway or setup.direct is not None:
-        return _around(request, setup.direct, setups, gateways, explicit=explicit)
+
+    def around(why: str | None) -> Routed:
+        if explicit and why is not None:
+            raise Invalid(f"{why}: leave out --gateway")
+        env = _direct(command.env, setups, gateways)
+        return Routed(command.argv, env, why if gateway else None)
+
+    if not gateway or setup.direct is not None:
+        return around(setup.direct)
     address = gateways.of(uid).address(token)
     more = [word.replace(GATEWAY, address) for word in setup.words]
     given = words[at + 1 :] if at is not None else []
     if given[: len(more)] == more:  # `timeout 60 codex` has them when its codex leads to a shim
         given = given[len(more) :]
-    moved = _moved(request.env, setups, setup, gateways)
+    moved = _moved(command.env, setups, setup, gateways)
     own = next((variable for variable in moved if variable in setups.followed(setup)), None)
-    direct = (
-        request.direct
-        or _undone(setup, request, given)
+    why = (
+        direct
+        or _undone(setup, command, given)
         or (own and f"{own} was set to another address after its tree was started")
     )
-    if direct is not None:
-        return _around(request, direct, setups, gateways, explicit=explicit)
+    if why is not None:
+        return around(why)
     argv = (
-        request.argv
+        command.argv
         if at is None
-        else [*request.argv[: at + 1], *map(os.fsencode, [*more, *given])]
+        else [*command.argv[: at + 1], *map(os.fsencode, [*more, *given])]
     )
-    env = keyless(request.env, program, gateways.upstreams, setups, setup)
+    env = keyless(command.env, program, gateways.upstreams, setups, setup)
     env = with_options(with_objects(env, setup.merged, address), setup.appended, address)
     variables = {
         variable: value for variable, value in setups.env_of(setup).items() if variable not in moved
     }
-    return replace(request, argv=argv, env=_with(env, variables, setup.unset, address))
+    return Routed(argv, _with(env, variables, setup.unset, address), None)
 
 
-def _around(
-    request: Spawn, why: str | None, setups: TreeSetups, gateways: Gateways, *, explicit: bool
-) -> Spawn:
-    """Return the request of a run that goes around the gateway, though its tree uses it if there is
-    a reason. Raise `Invalid`."""
-    if explicit and why is not None:
-        raise Invalid(f"{why}: leave out --gateway")
-    return replace(
-        request, env=_direct(request.env, setups, gateways), direct=why if request.gateway else None
-    )
-
-
-def settings_file(request: Spawn) -> str | None:
+def _settings_file(command: Command) -> str | None:
     """Return the file of settings that a command of Claude Code names; `None` if there is none."""
-    if b"--settings" not in b" ".join(request.argv):
+    if b"--settings" not in b" ".join(command.argv):
         return None
-    words = [os.fsdecode(word) for word in request.argv]
+    words = [os.fsdecode(word) for word in command.argv]
     at = executed_word(words, "claude")
     file = claude.settings_file(words[at + 1 :]) if at is not None else None
-    return None if file is None else os.path.normpath(os.path.join(os.fsdecode(request.cwd), file))
+    return None if file is None else os.path.normpath(os.path.join(os.fsdecode(command.cwd), file))
 
 
-def _undone(setup: Setup, request: Spawn, options: Sequence[str]) -> str | None:
+def _undone(setup: Setup, command: Command, options: Sequence[str]) -> str | None:
     """Return why other settings may count for a run than those that were found; `None` if none
     do."""
     # a word may hold a key
@@ -120,7 +130,7 @@ def _undone(setup: Setup, request: Spawn, options: Sequence[str]) -> str | None:
             "with the settings in its command, others may count than those that route "
             f"{setup.program} through the gateway"
         )
-    if setup.only_in is not None and savable(os.fsdecode(request.cwd)) != setup.only_in:
+    if setup.only_in is not None and savable(os.fsdecode(command.cwd)) != setup.only_in:
         return (
             f"the address in the settings of {setup.program} is known for {setup.only_in} only, "
             "where this tree was started"
@@ -128,7 +138,7 @@ def _undone(setup: Setup, request: Spawn, options: Sequence[str]) -> str | None:
     if not setup.only_with:
         return None
     env = dict(
-        item.decode(errors="surrogateescape").split("=", 1) for item in request.env if b"=" in item
+        item.decode(errors="surrogateescape").split("=", 1) for item in command.env if b"=" in item
     )
     set_above = dict(setup.env)  # the run above may be one of the same program
     other = next(
@@ -326,3 +336,148 @@ def exempt_from_proxies(env: list[bytes]) -> list[bytes]:
     return [item for item in env if item.partition(b"=")[0] not in _NO_PROXY] + [
         name + b"=" + hosts for name in _NO_PROXY
     ]
+
+
+# ---- Steps of `start.prepare`
+
+
+def asks_for_gateway(request: Spawn, *, by_default: bool | None) -> bool:
+    """Return whether the request says that its run is to use the gateway. A list of models says so
+    too."""
+    return (
+        request.gateway
+        if request.gateway is not None
+        else bool(request.allowed_models or by_default)
+    )
+
+
+def _is_agent(request: Spawn) -> bool:
+    return (
+        request.agent is not None
+        or program_name([os.fsdecode(word) for word in request.argv[:8]]) in KNOWN_PROGRAMS
+    )
+
+
+class GatewaySteps:
+    """Steps of `start.prepare`: how a run is led to its model."""
+
+    def __init__(self, gateways: Gateways, setups: SetupReader) -> None:
+        self._gateways = gateways
+        self._setups = setups
+
+    def read_setups(self, _: Prepared, around: Surroundings) -> Awaitable[None] | None:
+        """Find out how the agent programs of a person's new tree are led to their models."""
+        order, peer, gateways = around.order, around.peer, self._gateways
+        if (
+            around.caller is not None
+            or peer.unidentified
+            or not asks_for_gateway(order, by_default=gateways.enabled)
+        ):
+            return None
+        env = [
+            item for item in order.env if not gateways.is_own(os.fsdecode(item.partition(b"=")[2]))
+        ]
+        root = Root.of(peer.uid, order.cwd, env)
+        # an agent program calls its model at once: what was found a moment ago may be old by now
+        known = None if _is_agent(order) else self._setups.known(root)
+        if known is None:
+            return self._read_setups(around, root)
+        around.setups = known
+        return None
+
+    async def _read_setups(self, around: Surroundings, root: Root) -> None:
+        await around.aside()
+        try:
+            around.setups = await self._setups.read(root)
+        except OSError:
+            around.setups = unknown()
+
+    def decide(self, p: Prepared, around: Surroundings) -> None:
+        """Decide whether the run uses the gateway. What is in a run that uses it may not leave it,
+        and the other way round."""
+        order, caller = around.order, around.caller
+        inherited = self._gateways.enabled if caller is None else caller.parts.gateway
+        asked = order.gateway
+        if asked is None and asks_for_gateway(order, by_default=inherited):
+            asked = True
+        if not asked and (order.allowed_models or (caller is not None and caller.run.birth.models)):
+            raise Invalid(
+                "only the gateway bounds models: leave out --no-gateway, "
+                "because --model-allow was given to this run or one above it"
+            )
+        if caller is None:
+            if asked:
+                check_base_urls(around.setups)
+        elif asked and caller.parts.gateway is False:
+            raise Invalid(
+                f"run {caller.run.id} was started with --no-gateway, which holds for what it "
+                "starts: leave out --gateway"
+            )
+        elif asked is None:
+            asked = inherited
+        elif not asked and inherited:
+            raise Invalid(
+                f"run {caller.run.id} uses the gateway, so what it starts may not leave it: "
+                "leave out --no-gateway, or start the run from outside any run"
+            )
+        p.parts.gateway = asked
+        if asked and order.agent is not None:
+            p.gateway_address = self._gateways.of(around.peer.uid).address()
+
+    def read_settings(self, p: Prepared, around: Surroundings) -> Awaitable[None] | None:
+        """Look at the settings that a command names: with them its program may go elsewhere."""
+        file = _settings_file(p.command) if p.parts.gateway else None
+        return self._read_settings(p, around, file) if file is not None else None
+
+    async def _read_settings(self, p: Prepared, around: Surroundings, file: str) -> None:
+        await around.aside()
+        p.parts.direct = await self._setups.why_around(around.peer.uid, file)
+
+    def route(self, p: Prepared, around: Surroundings) -> None:
+        """Route command and environment through the gateway, or around it."""
+        gateway, direct, uid = p.parts.gateway, p.parts.direct, around.peer.uid
+        if gateway is None:
+            return
+        lead = partial(
+            routed, setups=around.setups, gateways=self._gateways, uid=uid, gateway=gateway,
+            direct=direct,
+        )  # fmt: skip
+        if p.command.resume_argv:
+            resumed = replace(p.command, argv=p.command.resume_argv)
+            p.command.resume_argv = lead(resumed).argv
+        p.command.argv, p.command.env, p.parts.direct = lead(p.command, explicit=around.explicit)
+
+    def own_command(self, around: Surroundings, run: Live) -> list[bytes]:
+        """Return the command of a run's own program, which starts it in place of a shim. Raise
+        `Invalid`, `OSError`."""
+        p = Prepared.of(around.order)
+        self.decide(p, around)
+        if p.parts.gateway is None:
+            return p.command.argv
+        return routed(
+            p.command, around.setups, self._gateways, run.uid,
+            gateway=p.parts.gateway, token=self._gateways.token(run.run.id),
+        ).argv  # fmt: skip
+
+    def have(self, p: Prepared, around: Surroundings) -> Awaitable[None] | None:
+        """Have the gateway started, and wait for it if the run may not start without."""
+        gateways, uid = self._gateways, around.peer.uid
+        if not p.parts.gateway:
+            return None
+        if around.caller is None and (around.explicit or gateways.always):
+            serving = gateways.start_for_run(uid)
+            return None if serving.known else _have(serving, around)
+        is_agent = around.order.agent is not None or p.asked.sources.agent_program
+        if p.parts.direct is None and is_agent:
+            gateways.start_ahead(uid)
+        return None
+
+
+async def _have(serving: Serving, around: Surroundings) -> None:
+    await around.aside()
+    trouble = await serving.wait()
+    if trouble is not None:
+        way_out = ". --no-gateway starts the run without it" if around.peer.run is None else ""
+        raise unavailable(
+            f"the gateway cannot be started: {trouble}; the daemon's log says more{way_out}"
+        )

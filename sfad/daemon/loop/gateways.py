@@ -29,7 +29,7 @@ from ...protocol.known import KNOWN_PROGRAMS, KnownProgram
 from ...protocol.messages import UpstreamInfo
 from ...protocol.types import RunId, Severity
 from ...runs.live import Live
-from .gateway_process import ANY_RUN, RECORD, GatewayProcess
+from .gateway_process import ANY_RUN, RECORD, GatewayProcess, Serving
 
 
 class Gateways:
@@ -95,11 +95,11 @@ class Gateways:
         for each in self:
             each.reconfigure(config)
 
-    def start_for_run(self, uid: int, then: Callable[[str | None], None]) -> None:
+    def start_for_run(self, uid: int) -> Serving:
         """As `GatewayProcess.start_for_run`, for a run of a user."""
-        self.of(uid).start_for_run(then)
         if self._keyed:
             self.own.start_ahead()
+        return self.of(uid).start_for_run()
 
     def start_ahead(self, uid: int) -> None:
         """As `GatewayProcess.start_ahead`, for a run of a user."""
@@ -128,7 +128,7 @@ class Gateways:
 
     def _in_use(self, uid: int | None) -> bool:
         """Return whether a live run uses the gateway of a user, or the service's own."""
-        users = {live.uid for live in self._live() if live.spawn.gateway}
+        users = {live.uid for live in self._live() if live.parts.gateway}
         if uid is not None:
             return uid in users
         return bool(users) if self._keyed or os.geteuid() != 0 else 0 in users

@@ -12,14 +12,18 @@ from ...config import Hook
 from ...core.state.access import EVERYTHING, Peer
 from ...durable.saved import kept_variables
 from ...hooks.end_hooks import EndHooks
-from ...hooks.event_hooks import EventHooks
+from ...hooks.event_hooks import CHANNEL, EventHooks
 from ...hooks.reports import HookReports
 from ...host.clock import wall_clock
 from ...host.tasks import Background
 from ...processes.contained_commands import ContainedCommands
+from ...protocol.errors import bad_request, check_most
 from ...protocol.messages import Events
 from ...protocol.types import Event, RunId, RunInfo
 from ...runs.catalogue import RunCatalogue
+from ...runs.live import MAX_ON_END
+from ...start.prepared import Prepared
+from ...start.surroundings import Surroundings
 from ...storage.ledger import LedgerError
 from ...storage.ledger.records import EventFilter, read_event_page
 from .announcing import Announcer
@@ -159,3 +163,33 @@ class Hooking:
         self.processes.go_on()
         self.on_events.go_on()
         self.end_hooks.go_on()
+
+
+# ---- Steps of `start.prepare`
+
+
+def mark_hooks(p: Prepared, around: Surroundings) -> None:
+    """Give runs that a hook starts, and what is started in them, the channel of hooks: their events
+    start no hook. No other client may hide its runs so."""
+    caller = around.caller
+    if around.peer.hook or (caller is not None and caller.run.birth.channel == CHANNEL):
+        p.identity = replace(p.identity, channel=CHANNEL)
+    elif p.identity.channel == CHANNEL:
+        raise bad_request(
+            f"the channel '{CHANNEL}' is that of runs which a hook starts; choose another"
+        )
+
+
+def check_on_end(_: Prepared, around: Surroundings) -> None:
+    """Refuse a command for the end of a run that a run asks for."""
+    on_end = around.order.on_end
+    if on_end is None:
+        return
+    if around.peer.run is not None:
+        raise bad_request(
+            "--on-end is for runs that are started from outside any run: "
+            "leave it out, and wait for the run instead"
+        )
+    check_most("characters of --on-end", len(on_end), MAX_ON_END)
+    if "\0" in on_end:
+        raise bad_request("a NUL character in --on-end")

@@ -13,10 +13,12 @@ from ...gateway.egress_rules import is_model_api
 from ...processes.isolation.programs import VARIABLES
 from ...processes.isolation.sandbox import Sandbox, impossible
 from ...protocol.egress import Destination, destination
+from ...protocol.errors import unavailable
 from ...protocol.known import KNOWN_PROGRAMS
-from ...protocol.messages import Spawn
 from ...protocol.types import Isolation
 from ...runs.live import Live
+from ...start.prepared import Prepared
+from ...start.surroundings import Surroundings
 from .gateways import Gateways
 from .worktrees import isolated
 
@@ -87,26 +89,31 @@ class Isolating:
             *(path for path in keys if path is not None),
         ]
 
-    def decided(self, request: Spawn, caller: Live | None, uid: int) -> Spawn:
-        """Return the request of a user with its decision about isolation. `caller`: the run that
-        asks, whose isolation is the least. Raise `Invalid`, `IsolationImpossible`."""
+    def isolate(self, p: Prepared, around: Surroundings) -> None:
+        """A step of `start.prepare`: decide what the run's sandbox has."""
+        try:
+            p.parts.isolation = self._decided(p, around)
+        except IsolationImpossible as error:
+            raise unavailable(str(error)) from None
+
+    def _decided(self, p: Prepared, around: Surroundings) -> Isolation | None:
+        """Return how a run is isolated. What its caller's isolation is, is the least. Raise
+        `Invalid`, `IsolationImpossible`."""
+        caller, asked = around.caller, around.order.isolation
         least: Least = self._config.default
-        inherited = caller.spawn.isolation if caller is not None else None
-        asked = request.isolation
+        inherited = caller.parts.isolation if caller is not None else None
         if asked is None and inherited is None and least == "off":
-            return request
-        if (why := impossible(uid)) is not None:
+            return None
+        if (why := impossible(around.peer.uid)) is not None:
             raise IsolationImpossible(f"the run cannot be isolated: {why}")
         network = (
             least != "net"
             and (asked is None or asked.network)
             and (inherited is None or inherited.network)
         )
-        egress = self._egress(request, caller, network)
+        egress = self._egress(p, asked, caller, network=network)
         if inherited is None:
-            return replace(
-                request, isolation=self._first(request, asked or Isolation(), network, egress)
-            )
+            return self._first(p, asked or Isolation(), egress, network=network)
         if caller is not None and asked is not None and (asked.writable or asked.readable):
             what, option = (
                 ("write only where", "--writable")
@@ -117,19 +124,21 @@ class Isolating:
                 f"run {caller.run.id} is isolated, so what it starts can {what} it can itself: "
                 f"leave out {option}"
             )
-        return replace(request, isolation=replace(inherited, network=network, egress=egress))
+        return replace(inherited, network=network, egress=egress)
 
-    def _egress(self, request: Spawn, caller: Live | None, network: bool) -> list[str]:
+    def _egress(
+        self, p: Prepared, isolation: Isolation | None, caller: Live | None, *, network: bool
+    ) -> list[str]:
         """Return what a run reaches beside its model: at most what the run that asks does. Raise
         `Invalid`."""
-        asked = request.isolation.egress if request.isolation is not None else []
-        inherited = caller.spawn.isolation if caller is not None else None
+        asked = isolation.egress if isolation is not None else []
+        inherited = caller.parts.isolation if caller is not None else None
         if asked and network:
             raise Invalid(
                 "--egress is a way out of --isolate=net, "
                 "and this run keeps the whole network: add --isolate=net"
             )
-        if asked and not request.gateway:
+        if asked and not p.parts.gateway:
             raise Invalid(
                 "--egress leads through the gateway, and this run has none: start it with --gateway"
             )
@@ -147,29 +156,30 @@ class Isolating:
         return asked
 
     def _first(
-        self, request: Spawn, asked: Isolation, network: bool, egress: list[str]
+        self, p: Prepared, asked: Isolation, egress: list[str], *, network: bool
     ) -> Isolation:
-        home = next((item[5:] for item in request.env if item.startswith(b"HOME=/")), b"")
-        program = program_name([os.fsdecode(word) for word in request.argv])
-        word = request.argv[0] if request.argv else b""
+        command = p.command
+        home = next((item[5:] for item in command.env if item.startswith(b"HOME=/")), b"")
+        program = program_name([os.fsdecode(word) for word in command.argv])
+        word = command.argv[0] if command.argv else b""
         isolation = Isolation(
             network=network,
             writable=[*asked.writable, *_of_home(self._config.writable, home)],
             readable=[*asked.readable, *_of_home(self._config.readable, home)],
             egress=egress,
-            directory=request.cwd,
+            directory=command.cwd,
             home=home,
-            program=os.path.join(request.cwd, word) if b"/" in word else word,
+            program=os.path.join(command.cwd, word) if b"/" in word else word,
             agent=program if program in KNOWN_PROGRAMS else "",
-            variables=[item for item in request.env if item.startswith(_PLACES)],
+            variables=[item for item in command.env if item.startswith(_PLACES)],
         )
-        return isolated(isolation, request.worktree)
+        return isolated(isolation, p.parts.worktree)
 
     def environment(self, live: Live, env: list[bytes]) -> list[bytes]:
         """Return the environment of a run. If it reaches hosts through the gateway, that is its
         proxy. A person's is left out, because the run cannot reach it. Raises `OSError`."""
-        spawn = live.spawn
-        egress = spawn.isolation.egress if spawn.isolation is not None and spawn.gateway else []
+        parts = live.parts
+        egress = parts.isolation.egress if parts.isolation is not None and parts.gateway else []
         if not egress:
             return env
         token = self._gateways.token(live.run.id)
@@ -191,15 +201,15 @@ class Isolating:
 
     def sandbox(self, live: Live, *, terminal: bool, shims: Sequence[bytes]) -> list[bytes] | None:
         """Return `LaunchSpec.sandbox` of a run; `None` if it is not isolated. Raises `OSError`."""
-        spawn = live.spawn
-        if spawn.isolation is None:
+        parts = live.parts
+        if parts.isolation is None:
             return None
         gateway = (
             self._gateways.of(live.uid).port
-            if spawn.gateway and not spawn.isolation.network
+            if parts.gateway and not parts.isolation.network
             else None
         )
-        return self.sandbox_of(spawn.isolation, gateway=gateway, terminal=terminal, shims=shims)
+        return self.sandbox_of(parts.isolation, gateway=gateway, terminal=terminal, shims=shims)
 
     def sandbox_of(
         self,

@@ -6,21 +6,25 @@ Without an agent program that has such a server in a live run, nothing is looked
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
 import trio
 
 from ...agents import OWN_SERVERS
-from ...agents.own_server import OwnServer, ServerCall, call_of
+from ...agents.own_server import OwnServer, ServerCall, call_of, sentence, words_alone
 from ...core import events as e
-from ...core.state.naming import executed_word
+from ...core.state.naming import executed_word, named_word, program_name
+from ...core.state.policy import Invalid
 from ...host import sockets
 from ...host.tasks import in_thread
 from ...processes import kernel
 from ...processes.launcher import Launcher, Unidentifiable
+from ...protocol.messages import OwnServerAsked, Spawn
 from ...protocol.types import RunId
 from ...runs.live import Live
+from ...start.prepared import Prepared
+from ...start.surroundings import Surroundings
 
 LOOK_EVERY, LOOK_EVERY_MAX = 1.0, 30.0
 """Seconds between two looks at connections, after a program was seen and after a long while."""
@@ -88,6 +92,20 @@ class ServerWatch:
         live = self._live.get(run) if run is not None else None
         return live is not None and live.run.root.id == root
 
+    def check(self, p: Prepared, around: Surroundings) -> None:
+        """Refuse a command that hands its work to a server outside of the run."""
+        call, caller = server_call(p.command.argv), around.caller
+        if call is None or call.act not in {"start", "outside"}:
+            return
+        if (
+            call.address is not None
+            and caller is not None
+            and self.serves_in_tree(call.address, caller.run.root.id, around.client)
+        ):
+            return
+        program, _ = _words_after(p.command.argv)
+        raise Invalid(sentence(call, program, for_model=caller is not None))
+
     async def serve(self) -> None:
         pause = LOOK_EVERY
         while True:
@@ -136,3 +154,40 @@ class ServerWatch:
 
     def _tell(self, run: RunId, program: str, what: str) -> None:
         self._feed(e.HandedOff(trio.current_time(), run, program, what))
+
+
+# ---- Steps of `start.prepare`, and what a shim is to do
+
+
+def _words_after(argv: Sequence[bytes]) -> tuple[str, list[str]]:
+    """Return the program of a command and the words after it; none where no word names it."""
+    words = [os.fsdecode(word) for word in argv]
+    program = program_name(words)
+    at = named_word(words, program) if program in OWN_SERVERS else None
+    return program, [] if at is None else words[at + 1 :]
+
+
+def server_call(argv: Sequence[bytes]) -> ServerCall | None:
+    """Return what a command asks of a server of its program; `None` if it asks nothing."""
+    program, given = _words_after(argv)
+    return call_of(program, OWN_SERVERS.get(program), given) if given else None
+
+
+def asked_of_server(id_: int, request: Spawn, call: ServerCall) -> OwnServerAsked:
+    """Return what a shim is to do in place of the server."""
+    words = [os.fsencode(word) for word in call.words]
+    background = OWN_SERVERS[program_name([os.fsdecode(request.argv[0])])].background
+    if call.act != "start" or background is None:
+        return OwnServerAsked(id=id_, act=call.act, what=call.what, argv=words)
+    argv = [request.argv[0], *words]
+    return OwnServerAsked(id=id_, act=call.act, what=call.what, argv=argv, says=background.says)
+
+
+def keep_alone(p: Prepared, _: Surroundings) -> None:
+    """Have a program do its work itself that would use a server of its own, which a person or
+    another run may have started."""
+    argv = p.command.argv
+    program, given = _words_after(argv)
+    if program in OWN_SERVERS and (more := words_alone(OWN_SERVERS[program], given)):
+        at = len(argv) - len(given)
+        p.command.argv = [*argv[:at], *map(os.fsencode, more), *argv[at:]]

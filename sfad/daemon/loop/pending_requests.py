@@ -5,22 +5,17 @@ from dataclasses import dataclass, field
 
 import trio
 
-from ...agents import AgentProgram
-from ...agents.setup_reader import NO_SETUPS, TreeSetups
 from ...core import commands as c
 from ...core import events as e
 from ...core.state.access import Peer
 from ...core.state.request import Asked
 from ...core.state.run import Run
-from ...host.clock import wall_clock
 from ...host.descriptors import Descriptors, close_soon
 from ...host.metrics import Counts
-from ...processes.credentials import Credentials
 from ...processes.launcher import Launcher
-from ...protocol.messages import Spawn
 from ...protocol.types import After, RunId, Status
 from ...runs.catalogue import RunCatalogue
-from ...runs.live import ContinuedWith, Live, StdinPipe
+from ...runs.live import Live, StdinPipe
 from .fleet import lease_until
 from .launching import check_descriptors
 
@@ -33,37 +28,23 @@ class PendingSpawn:
     """A spawn that the core has not decided about. Its descriptors go to the run if it is
     admitted."""
 
-    spawn: Spawn
-    setups: TreeSetups
-    descriptors: list[int]
-    on_admit: OnAdmit
-    program: AgentProgram | None
-    caller: RunId | None
+    asked: Asked
+    make: Callable[[Run, Launcher], Live]
+    """Returns the run that it has become."""
+    key: str | None = None
+    piped: bool = False
+    """The run gets a pipe as its stdin."""
+    descriptors: list[int] = field(default_factory=list)
+    on_admit: OnAdmit = lambda _run: None
     stdin: StdinPipe | None = None
-    user: Credentials | None = None
-    for_recall: bytes | None = None
-    """See `Live.for_recall`."""
     sender: str = ""
     """Who has sent the descriptors, for `Descriptors`."""
-    continued_with: ContinuedWith | None = None
-    """See `Live.continued_with`."""
 
     def live(self, run: Run, launcher: Launcher) -> Live:
         """Return the run that it has become, which holds the descriptors now."""
-        return Live(
-            run,
-            self.spawn,
-            launcher,
-            wall_clock(),
-            self.program,
-            caller=self.caller,
-            descriptors=self.descriptors,
-            stdin=self.stdin,
-            credentials=self.user,
-            setups=self.setups if run.parent is None else NO_SETUPS,
-            for_recall=self.for_recall,
-            continued_with=self.continued_with,
-        )
+        live = self.make(run, launcher)
+        live.descriptors, live.stdin = self.descriptors, self.stdin
+        return live
 
     def close(self) -> None:
         close_soon(self.descriptors, self.sender)
@@ -89,17 +70,13 @@ class PendingRequests:
         answer."""
         self.feed(make(self._token(asker), trio.current_time()))
 
-    def spawn(self, peer: Peer, asked: Asked, pending: PendingSpawn, asker: OnAnswer) -> None:
+    def spawn(self, peer: Peer, pending: PendingSpawn, asker: OnAnswer) -> None:
         """Ask for a run. It takes over the descriptors, whatever the answer. `on_admit` is called
         before `asker` if it is yes. A request with the key of an earlier one gets the same answer.
 
         Raises `OSError` where too few descriptors are left. Then nothing was asked."""
-        spawn = pending.spawn
-        known = (
-            self.catalogue.answer_to((peer.uid, peer.run, spawn.key))
-            if spawn.key is not None
-            else None
-        )
+        asked, key = pending.asked, pending.key
+        known = self.catalogue.answer_to((peer.uid, peer.run, key)) if key is not None else None
         if known is not None:
             pending.close()
             pending.on_admit(known)
@@ -107,7 +84,7 @@ class PendingRequests:
             return
         try:
             check_descriptors(self.descriptors)
-            if spawn.stdin == "pipe":
+            if pending.piped:
                 pending.stdin = StdinPipe.new()
         except OSError:
             pending.close()
@@ -144,8 +121,9 @@ class PendingRequests:
     def refused(self, run: Run, launcher: Launcher) -> Live:
         """Return a refused run, which holds no descriptors."""
         assert run.admit_token is not None
-        pending, now = self._spawns[run.admit_token], wall_clock()
-        return Live(run, pending.spawn, launcher, now, ended_at=now, for_recall=pending.for_recall)
+        live = self._spawns[run.admit_token].make(run, launcher)
+        live.ended_at = live.created_at
+        return live
 
     def answer(self, token: int, answer: c.Answer) -> None:
         unclaimed = self._spawns.pop(token, None)  # a spawn that was not admitted

@@ -46,13 +46,14 @@ from .connection_watch import ConnectionWatch
 from .core_loop import CoreLoop, EventQueue
 from .fleet import Fleet
 from .fleet_process import FleetProcess
+from .gateway_routing import GatewaySteps
 from .gateways import Gateways
 from .granted import GrantedRuns
 from .hooking import Hooking
 from .isolating import Isolating
 from .keeper import KeeperRequests
 from .launcher_events import LauncherEvents
-from .launching import AutomaticShims, Launching, ShimDirectory
+from .launching import Launching
 from .measuring import Measuring, StatusText
 from .metrics_endpoint import MetricsEndpoint
 from .otel_process import OtelProcess
@@ -61,7 +62,9 @@ from .pending_requests import PendingRequests
 from .policy import policy_of
 from .resources import Resources
 from .saving import Saver, StorageWatch
+from .shims import Shims
 from .shipping import Shipping
+from .starting import Starting
 from .worktrees import Worktrees
 
 # ---- What this daemon has from an earlier one, and what it hands over to the next
@@ -195,7 +198,7 @@ class Succession:
 
     def _tell_of_lost_stdin(self) -> None:
         for run, live in self.catalogue.live.items():
-            if live.spawn.stdin == "pipe" and live.stdin is None:
+            if live.output.stdin == "pipe" and live.stdin is None:
                 self.announcer.tell_of_run(
                     EventType.RUN_PROGRESS, run, "its stdin has ended: the daemon that held it died"
                 )
@@ -396,9 +399,13 @@ class Runtime:
             self.feed, self.run_feed, self.machine.saved_alerts, self.hooking,
         )  # fmt: skip
         self.ledger.report_to(self.saver)
-        self.shims = ShimDirectory(Path(self.state_dir))
-        self.setups = SetupReader()
-        self.automatic_shims = AutomaticShims(Path(self.state_dir), self.log.warning)
+        self.shims = Shims(Path(self.state_dir), self.catalogue.live, self.log.warning)
+        self.gateway_steps = GatewaySteps(self.gateways, SetupReader())
+        self.starting = Starting(
+            self.machine, self.catalogue, self.requests, self.gateway_steps, self.worktrees,
+            self.isolating, self.fleet, self.server_watch, lambda: self.agents,
+            lambda: self.config.service.continue_lost,
+        )  # fmt: skip
         launching = Launching(
             resources,
             self.catalogue,
@@ -408,7 +415,6 @@ class Runtime:
             self.launcher_events.arm,
             self.gateways,
             self.shims,
-            self.automatic_shims,
             self.isolating,
             self.shipping,
         )
@@ -483,7 +489,7 @@ class Runtime:
         self.metrics.reconfigure(config.metrics)
         self.otel.reconfigure(config.otel)
         self.hooking.configure(config.hooks)
-        self.shims.look()
+        self.shims.installed.look()
         self.isolating.reconfigure(loaded)
         self.feed(e.Reconfigured(trio.current_time(), policy_of(loaded, everyone=self.everyone)))
         self._follow_config()

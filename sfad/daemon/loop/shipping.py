@@ -46,9 +46,9 @@ class Shipping:
     def named(self) -> frozenset[str]:
         """Return the copies that live runs name."""
         return frozenset(
-            name_of(each.uid, each.spawn.ship.archive)
+            name_of(each.uid, each.parts.ship.archive)
             for each in self.live.values()
-            if each.spawn.ship is not None
+            if each.parts.ship is not None
         )
 
     # ---- archives come
@@ -110,7 +110,7 @@ class Shipping:
     def first_step(self, live: Live) -> tuple[list[bytes], bytes] | None:
         """Return the first step of a run (`LaunchSpec.first_step`) and where that starts; `None` if
         no files were sent. Raise `OSError`."""
-        ship = live.spawn.ship
+        ship = live.parts.ship
         if ship is None:
             return None
         if not self.files.is_whole(live.uid, ship.archive):
@@ -119,14 +119,14 @@ class Shipping:
         copy = str(self.files.begin(live.run.id, live.uid, ship, owner))
         step = step_words(
             copy=copy, cwd=self.directory(live.uid, ship), git=ship.git, author=ship.author,
-            most=self.files.most, sealed=live.spawn.isolation is not None,
+            most=self.files.most, sealed=live.parts.isolation is not None,
         )  # fmt: skip
         return step, os.fsencode(f"{copy}/own")
 
     def environment(self, live: Live, env: list[bytes]) -> list[bytes]:
         """Return the environment of a run: in a copy, without what would lead git elsewhere, and
         with its directory."""
-        ship = live.spawn.ship
+        ship = live.parts.ship
         if ship is None:
             return env
         here = b"PWD=" + self.directory(live.uid, ship)

@@ -6,7 +6,7 @@ import json
 import os
 import secrets
 import shlex
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -14,6 +14,7 @@ import trio
 from msgspec import Struct
 from msgspec.structs import replace
 
+from ...agents.command import Command
 from ...agents.registered import Registered
 from ...core.state.naming import derive_name
 from ...core.state.policy import Invalid
@@ -22,9 +23,12 @@ from ...processes.contained_commands import ContainedCommand, ContainedCommands
 from ...processes.credentials import Credentials
 from ...processes.helper import ANSWER
 from ...processes.worktree import look_words, step_words
-from ...protocol.messages import Continuation, Spawn
+from ...protocol.errors import bad_request, check_most, unavailable, wrong_state
+from ...protocol.messages import Spawn
 from ...protocol.types import Isolation, RunId, RunInfo, Worktree
 from ...runs.live import Live
+from ...start.prepared import Prepared
+from ...start.surroundings import Surroundings
 from ...worktree_record import Record
 from ...worktrees import branch_of, slug
 
@@ -50,10 +54,6 @@ class _Looked(Struct):
     error: str | None = None
 
 
-class WorktreeGone(Invalid):
-    """The worktree of the run to continue is gone. The message says what to do."""
-
-
 class WorktreeImpossible(Exception):
     """Git could not look at the repository now. The message says why."""
 
@@ -65,50 +65,73 @@ class Worktrees:
     _turns: dict[int, trio.Lock] = field(default_factory=dict)
     """Of each user, one helper at a time."""
 
-    async def in_worktree(
-        self,
-        request: Spawn,
-        earlier: RunInfo | None,
-        above: Live | None,
-        uid: int,
-        user: Credentials | None,
-    ) -> Spawn:
-        """Return a request for a worktree with what there will be: its working directory is in the
-        worktree. `earlier`: the run that had it before. Raise `Invalid`, `WorktreeGone`,
-        `WorktreeImpossible`, `OSError`."""
-        asked = request.worktree
-        assert asked is not None
-        if above is not None and above.spawn.isolation is not None:
+    def make(self, p: Prepared, around: Surroundings) -> Awaitable[None] | None:
+        """Have git look at the repository of a run that asks for a worktree, or whose agent's entry
+        does."""
+        order, caller = around.order, around.caller
+        asked = order.worktree
+        isolated = caller is not None and caller.parts.isolation is not None
+        if asked is None:
+            entry = around.agents.get(order.agent or "")
+            if entry is None or not entry.agent.worktree or isolated:
+                return None  # an isolated one stays in its worktree
+            return self._make(p, Worktree(), None, around)
+        check_most("characters of --worktree", len(asked.branch or ""), 200)
+        earlier = None
+        if asked.of is not None:
+            earlier = around.find(asked.of)
+            if earlier is not None and earlier.user != around.peer.user:
+                raise bad_request(
+                    f"run {earlier.id} belongs to {earlier.user}, "
+                    "and only a run of theirs may work in its worktree"
+                )
+        if caller is not None and isolated:
             # git would execute hooks that the run could write, outside of its sandbox
             raise Invalid(
-                f"run {above.run.id} is isolated, so what it starts works in its worktree: "
+                f"run {caller.run.id} is isolated, so what it starts works in its worktree: "
                 "leave out --worktree"
             )
+        return self._make(
+            p,
+            Worktree(branch=asked.branch, of=None if earlier is None else earlier.id),
+            earlier,
+            around,
+        )
+
+    async def _make(
+        self, p: Prepared, asked: Worktree, earlier: RunInfo | None, around: Surroundings
+    ) -> None:
+        await around.aside()
+        try:
+            await self.look(p, asked, earlier, around)
+        except (WorktreeImpossible, OSError) as error:
+            raise unavailable(str(error)) from None
+
+    async def look(
+        self, p: Prepared, asked: Worktree, earlier: RunInfo | None, around: Surroundings
+    ) -> None:
+        """Decide where the worktree of a run will be, and have it work there. `earlier`: the run
+        that had it before. Raise `Invalid`, `RequestError`, `WorktreeImpossible`, `OSError`."""
+        order = around.order
         branch, path = asked.branch, b""
         if earlier is not None:
             branch, path = earlier.branch, self._free(earlier)
-        found = await self._look(request, branch, path, uid, user)
+        found = await self._look(p.command, branch, path, around.peer.uid, around.user)
         if found.error is not None:
             raise Invalid(
                 f"--worktree: {os.fsencode(found.error).decode(errors='backslashreplace')}"
             )
-        if not found.whole and earlier is not None and request.continues is not None:
-            request = _in_fresh_one(request, request.continues, earlier, found)
+        if not found.whole and earlier is not None and order.continues is not None:
+            p.task = _in_fresh_one(p.task, earlier, found, wanted=order.continues.fresh)
         if not path:
-            name = (
-                request.name or request.agent or derive_name(tuple(map(os.fsdecode, request.argv)))
-            )
+            name = order.name or order.agent or derive_name(tuple(map(os.fsdecode, order.argv)))
             path = os.fsencode(f"{found.directory}/{slug(name)}-{secrets.token_hex(4)}")
-        worktree = Worktree(
+        p.parts.worktree = Worktree(
             branch=branch, of=asked.of, path=path, repository=os.fsencode(found.repository),
-            start=found.start, origin=request.cwd, found=found.found,
+            start=found.start, origin=order.cwd, found=found.found,
             alternates=list(map(os.fsencode, found.alternates)),
         )  # fmt: skip
-        return replace(
-            request,
-            worktree=worktree,
-            cwd=os.path.join(path, os.fsencode(found.prefix)).rstrip(b"/"),
-        )
+        p.command.cwd = os.path.join(path, os.fsencode(found.prefix)).rstrip(b"/")
 
     def _free(self, earlier: RunInfo) -> bytes:
         """Return the path of an earlier run's worktree, if no run works there. Raise `Invalid`."""
@@ -119,11 +142,11 @@ class Worktrees:
         return path
 
     async def _look(
-        self, request: Spawn, branch: str | None, again: bytes, uid: int, user: Credentials | None
+        self, asked: Command, branch: str | None, again: bytes, uid: int, user: Credentials | None
     ) -> _Looked:
-        env = [item for item in request.env if not item.startswith(_LOCAL)]
+        env = [item for item in asked.env if not item.startswith(_LOCAL)]
         command = ContainedCommand(
-            look_words(branch, again), request.cwd, env, b"", LOOK_SECONDS, user
+            look_words(branch, again), asked.cwd, env, b"", LOOK_SECONDS, user
         )
         async with self._turns.setdefault(uid, trio.Lock()):
             result = await self.processes.run(command, trio.CancelScope(), operators=False)
@@ -139,25 +162,25 @@ class Worktrees:
 
 
 def _in_fresh_one(
-    request: Spawn, continues: Continuation, earlier: RunInfo, found: _Looked
-) -> Spawn:
-    """Return the request to continue a run whose worktree is gone. Raise `WorktreeGone` unless
-    that is wanted."""
+    task: str | None, earlier: RunInfo, found: _Looked, *, wanted: bool
+) -> str | None:
+    """Return the task of a run that continues one whose worktree is gone. Raise `RequestError`
+    unless a fresh one is wanted."""
     gone = f"the worktree of run {earlier.id} is gone"
     lost = (
         f"what was not committed there is kept as {found.kept}"
         if found.kept
         else "what was not committed there is lost"
     )
-    if not continues.fresh:
+    if not wanted:
         way = (
             "start another session"
             if earlier.session
             else f"sfactl continue {earlier.id} --fresh makes it again, and tells the agent"
         )
-        raise WorktreeGone(f"{gone}, and {lost}: {way}")
-    if continues.task is None:
-        return request
+        raise wrong_state(f"{gone}, and {lost}: {way}")
+    if task is None:
+        return None
     begins = (
         f"with that as a commit on the branch '{earlier.branch}'"
         if found.kept
@@ -169,13 +192,13 @@ def _in_fresh_one(
         f"T{gone[1:]}, and {lost}. It was made again {begins}: "
         "check which of your changes are there.\n"
     )
-    return replace(request, continues=replace(continues, task=told + continues.task))
+    return told + task
 
 
 def check_free(path: bytes, of: RunId, live: Mapping[RunId, Live]) -> None:
     """Raise `Invalid` if a live run works in the worktree of the ended run `of`."""
     for each in live.values():
-        if each.spawn.worktree is not None and each.spawn.worktree.path == path:
+        if each.parts.worktree is not None and each.parts.worktree.path == path:
             raise Invalid(
                 f"run {each.run.id} works in the worktree of run {of}: "
                 "wait for its end, or take another"
@@ -222,43 +245,26 @@ def again(kept: Spawn, run: RunInfo, agents: Mapping[str, Registered]) -> Spawn:
     return replace(kept, worktree=Worktree(of=run.id if run.status.terminal else None))
 
 
-def shared(request: Spawn, above: Live | None) -> Spawn:
-    """Return a request without a worktree of its own, which has that of the run above if it starts
-    in there."""
-    if request.worktree is not None and not request.worktree.path:
-        # else it would be the checkout itself
-        raise Invalid("a worktree was asked for, and nothing has looked at the repository")
-    inherited = above.spawn.worktree if above is not None else None
-    if above is None or inherited is None or request.worktree is not None:
-        return request
-    inside = f"{os.fsdecode(request.cwd)}/".startswith(f"{os.fsdecode(inherited.path)}/")
-    return (
-        replace(request, worktree=replace(inherited, branch=branch(above), shared=True))
-        if inside
-        else request
-    )
-
-
 def branch(live: Live) -> str | None:
     """Return the branch of a run's worktree."""
-    worktree = live.spawn.worktree
+    worktree = live.parts.worktree
     return None if worktree is None else branch_of(worktree.branch, live.run.name, live.run.id)
 
 
 def first_step(live: Live, socket: str, *, sealed: bool) -> list[bytes] | None:
     """Return `LaunchSpec.first_step` of a run; `None` if it needs no worktree."""
-    worktree, spawn = live.spawn.worktree, live.spawn
+    worktree, isolation = live.parts.worktree, live.parts.isolation
     if worktree is None or worktree.shared:
         return None
     record = Record(
         path=os.fsdecode(worktree.path), repository=os.fsdecode(worktree.repository),
         branch=branch(live) or "", start=worktree.start, run=live.run.id, socket=socket,
-        isolated=spawn.isolation is not None,
+        isolated=isolation is not None,
         alternates=list(map(os.fsdecode, worktree.alternates)),
-        sandbox=[] if spawn.isolation is None else _reader(spawn.isolation, worktree),
+        sandbox=[] if isolation is None else _reader(isolation, worktree),
     )  # fmt: skip
     return step_words(
-        record, origin=worktree.origin, cwd=spawn.cwd, sealed=sealed, found=worktree.found
+        record, origin=worktree.origin, cwd=live.command.cwd, sealed=sealed, found=worktree.found
     )
 
 
@@ -276,10 +282,31 @@ def _reader(isolation: Isolation, worktree: Worktree) -> list[str]:
 def environment(live: Live, env: list[bytes]) -> list[bytes]:
     """Return the environment of a run in a worktree: without what would lead git elsewhere, and
     with its directory."""
-    if live.spawn.worktree is None:
+    if live.parts.worktree is None:
         return env
     return [
-        b"PWD=" + live.spawn.cwd if item.startswith(b"PWD=") else item
+        b"PWD=" + live.command.cwd if item.startswith(b"PWD=") else item
         for item in env
         if not item.startswith(_LOCAL)
     ]
+
+
+# ---- Further steps of `start.prepare`
+
+
+def share_worktree(p: Prepared, around: Surroundings) -> None:
+    """Have a run work in the worktree of the run above it, if it starts there and asks for none."""
+    caller = around.caller
+    inherited = caller.parts.worktree if caller is not None else None
+    if caller is None or inherited is None or p.parts.worktree is not None:
+        return
+    if f"{os.fsdecode(p.command.cwd)}/".startswith(f"{os.fsdecode(inherited.path)}/"):
+        p.parts.worktree = replace(inherited, branch=branch(caller), shared=True)
+
+
+def check_worktree(p: Prepared, around: Surroundings) -> None:
+    """Refuse the worktree of an earlier run that another request has taken while something was
+    waited for."""
+    worktree = p.parts.worktree
+    if worktree is not None and worktree.of is not None and not worktree.shared:
+        check_free(worktree.path, worktree.of, around.live)

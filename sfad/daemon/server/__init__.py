@@ -10,12 +10,10 @@
 `dispatch`    what clients send: frames, and each request in them to the function that answers it,
               if the peer may use the verb
 `asker`       who waits for the answer to a request; the registry of those functions
-`spawn_steps` what a request to start a run becomes, step by step, before the core decides about it
-`continuing`  what a request to continue the session of an ended run becomes
+`shimmed`     what a shim is answered where its program is to be no child run
 `lost_runs`   continues, at the daemon's start, what the end of the daemon or the machine has ended
-`unattended`  completes requests for which no client waits: of runs that were placed here, and of
-              lost ones
+`placed_here` prepares runs that were to be placed, and whose place is this node
 `verbs`       what answers each kind of request
-`lookup`      which run an id, a name or a prefix means, and how a request fails
+`checks`      checks of fields that several kinds of request have
 `results`     the result and the transcript of a run, from its output
 """

@@ -5,9 +5,9 @@ dispatcher calls it once the peer is permitted to use the verb and the run is re
 """
 
 import sqlite3
-from collections.abc import Awaitable, Callable, Sequence, Sized
+from collections.abc import Awaitable, Callable, Coroutine, Sequence, Sized
 from concurrent.futures import CancelledError
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar, assert_never
 
 import trio
@@ -19,12 +19,13 @@ from ...core.state.access import TABLE, Peer, Scope, unknown_run
 from ...core.state.budgets import to_usd
 from ...core.state.run import Run
 from ...protocol import messages as m
+from ...protocol.errors import RequestError, unavailable
 from ...protocol.types import ErrorCode, LimitRefusal, Lowered, RunId, RunInfo
 from ...storage.ledger.database import LedgerError
+from ..lookup import find_run
 from ..loop.pending_requests import PendingRequests
 from ..loop.runtime import Runtime
 from .connection import Connection, Looks, RunRow, RunRows
-from .lookup import RequestError, find_run, unavailable
 from .shares import ClientBounds, Shares
 
 INTERNAL = "internal error; the daemon's log has the traceback"
@@ -35,12 +36,10 @@ it."""
 
 T = TypeVar("T")
 Fields = ParamSpec("Fields")
-RequestT = TypeVar("RequestT", bound=m.Request)
-OfRun = TypeVar("OfRun", bound="NamesRun")
-Function = TypeVar("Function", bound=Callable[..., None])
+Function = TypeVar("Function", bound=Callable[..., "Answering"])
 
-Handler = Callable[["Asker", RequestT], None]
-HandlerOfRun = Callable[["Asker", OfRun, RunInfo], None]
+Answering = Coroutine[object, None, None] | None
+"""What is left to do of a verb that may have to wait."""
 
 
 class NamesRun(Protocol):
@@ -55,15 +54,19 @@ class Services:
     connections: Sized
     """The open ones."""
     looks: Looks
-    agent_session_checks: dict[int, trio.CapacityLimiter]
-    """By uid: for threads that look for the sessions of ended runs. A user's file system may not
-    answer."""
+    _threads: dict[int, trio.CapacityLimiter] = field(default_factory=dict)
+
+    def threads_of(self, uid: int) -> trio.CapacityLimiter:
+        """Return what bounds the threads that look for the sessions of a user's ended runs: a
+        user's file system may not answer."""
+        return self._threads.setdefault(uid, trio.CapacityLimiter(2))
 
 
 class Asker:
     """Who waits for the answer to one request. The core calls this object with it."""
 
     __slots__ = (
+        "_aside",
         "answered",
         "connection",
         "id",
@@ -95,6 +98,8 @@ class Asker:
         """Whether it is counted as a request that is not answered. One that is answered at once
         never is."""
         self.answered = False
+        self._aside = False
+        """Its reply comes later."""
 
     @property
     def scope(self) -> Scope:
@@ -219,6 +224,27 @@ class Asker:
         assert info is not None
         self.reply(m.RunReply(id=self.id, run=info, lowered=list(less)))
 
+    async def aside(self) -> None:
+        """Before the first thing that a verb waits for: the rest of it is a task, and its reply
+        comes later. All such requests fail before a re-execution."""
+        self.connection.deferred.add(self.id)
+        self._aside = True
+        await self.runtime.background.aside()
+
+    def still_wanted(self) -> bool:
+        """Return whether somebody waits for the answer still: meanwhile the request may have
+        failed, or its client may have gone."""
+        if not self._aside:
+            return True
+        self._aside = False
+        if self.id not in self.connection.deferred:
+            return False
+        self.connection.deferred.discard(self.id)
+        if self.connection.closed:
+            self.end()
+            return False
+        return True
+
     def defer(self) -> Callable[[], bool]:
         """Note that the reply comes later, from another thread's work. Return a function that says,
         once, whether it is still wanted: all deferred requests fail before a re-execution."""
@@ -289,7 +315,7 @@ def _reserved(
 class Verb(NamedTuple):
     """How a kind of request is answered."""
 
-    answer: Callable[..., None]
+    answer: Callable[..., Answering]
     permission: str | None
     """The verb that the peer must be permitted to use, or `None` if `answer`, or the core, checks
     that."""
@@ -302,14 +328,14 @@ REGISTRY: dict[type, Verb] = {}
 
 
 def answers(
-    kind: type[RequestT], *, checked_later: bool = False
-) -> Callable[[Handler[RequestT]], Handler[RequestT]]:
+    kind: type[m.Request], *, checked_later: bool = False
+) -> Callable[[Function], Function]:
     """Register the decorated function for requests of this kind. `checked_later`: it, or the core,
     checks the permission."""
     return _register(kind, about_run=False, checked_later=checked_later)
 
 
-def answers_about_run(kind: type[OfRun]) -> Callable[[HandlerOfRun[OfRun]], HandlerOfRun[OfRun]]:
+def answers_about_run(kind: type[NamesRun]) -> Callable[[Function], Function]:
     """Register the decorated function for requests of this kind, which name one run."""
     return _register(kind, about_run=True)
 

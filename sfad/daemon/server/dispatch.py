@@ -16,6 +16,7 @@ from ...host.tasks import ROUND_REQUESTS
 from ...processes.launcher import Unidentifiable
 from ...protocol import messages as m
 from ...protocol.encoding import request_id
+from ...protocol.errors import RequestError, bad_request
 from ...protocol.framing import SUPPORTED, BadMessage, ProtocolError
 from ...protocol.messages import Error, unpack_request
 from ...protocol.types import ErrorCode, FleetPlace, RunId
@@ -23,10 +24,9 @@ from ..loop.fleet import PASSED_ON
 from ..loop.resources import Resources
 from ..loop.shipping import PACK_SECONDS
 from . import verbs  # noqa: F401 - each file registers its verb
-from .asker import EXPECTED, INTERNAL, REGISTRY, Asker, Services, Verb
+from .asker import EXPECTED, INTERNAL, REGISTRY, Answering, Asker, Services, Verb
 from .clients import ClientTable
 from .connection import LOOKS, Connection, DescriptorsLost
-from .lookup import RequestError, bad_request
 from .peers import run_of
 from .shares import ClientBounds, ShareGroup
 
@@ -79,16 +79,34 @@ class Dispatcher:
             self._check(asker, request)
             if verb is None:
                 raise bad_request("'hello' is sent only once")
-            _answer(verb, asker, request)
-        except RequestError as error:
-            asker.fail(error.code, str(error))
-        except EXPECTED as error:
-            asker.fail(ErrorCode.UNAVAILABLE, f"the daemon could not do it: {error}")
-        except Exception:  # noqa: BLE001 - a bug in one request must not leave every tree without a supervisor
-            self._resources.log.internal_error(request)
-            asker.fail(ErrorCode.INTERNAL, INTERNAL)
+            answering = _answer(verb, asker, request)
+            if answering is not None:
+                self._services.runtime.background.begin(self._rest(asker, request, answering))
+        except Exception as error:  # noqa: BLE001 - a bug in one request must not leave every tree without a supervisor
+            self._fail(asker, request, error)
         if not asker.answered:
             asker.count_open()
+
+    async def _rest(self, asker: Asker, request: m.Request, answering: Answering) -> None:
+        """Do what is left of a verb that may have to wait."""
+        assert answering is not None
+        try:
+            await answering
+        except Exception as error:  # noqa: BLE001 - see `handle`
+            self._fail(asker, request, error)
+
+    def _fail(self, asker: Asker, request: m.Request, error: Exception) -> None:
+        expected = isinstance(error, EXPECTED)
+        if not expected:
+            self._resources.log.internal_error(request)
+        if not asker.still_wanted():
+            return
+        if isinstance(error, RequestError):
+            asker.fail(error.code, str(error))
+        elif expected:
+            asker.fail(ErrorCode.UNAVAILABLE, f"the daemon could not do it: {error}")
+        else:
+            asker.fail(ErrorCode.INTERNAL, INTERNAL)
 
     def open(self, connection: Connection, request: int) -> Asker:
         """Count a request that is to be answered."""
@@ -118,7 +136,7 @@ def _check_user(asker: Asker, request: Any) -> None:
         )
 
 
-def _answer(verb: Verb, asker: Asker, request: Any) -> None:
+def _answer(verb: Verb, asker: Asker, request: Any) -> Answering:
     """Check the permission and find the run of a request. The core checks again what it decides
     about: meanwhile a run may have ended. The guard checks a `spawn` itself, so that its refusal is
     recorded."""
@@ -130,10 +148,9 @@ def _answer(verb: Verb, asker: Asker, request: Any) -> None:
         run = asker.resolve(request.run)
         if run.fleet is not None and run.fleet.run and isinstance(request, ANSWERED_THERE):
             _pass_on(asker, request, run.fleet)
-        else:
-            verb.answer(asker, request, run)
-    else:
-        verb.answer(asker, request)
+            return None
+        return verb.answer(asker, request, run)
+    return verb.answer(asker, request)
 
 
 ANSWERED_THERE = (m.ReadOutput, m.Result, m.Send, m.FetchFiles, m.GetFiles)

@@ -12,35 +12,11 @@ from ...core.state.vocabulary import ReasonKind
 from ...protocol.messages import Continuation, Spawn
 from ...protocol.types import RunId, RunInfo
 from ...runs.live import ContinuedWith
-from ...runs.showing import recalled, to_recall
-from ..loop.pending_requests import PendingSpawn
+from ...start.continuing import continued
+from ...start.recalling import recalled
 from ..loop.runtime import Runtime
-from ..loop.worktrees import WorktreeImpossible, again
+from ..loop.worktrees import again
 from .asker import EXPECTED
-from .continuing import (
-    continued,
-    find_agent_session,
-    resumable_program,
-    wanted_agent_session,
-    with_agent_session,
-)
-from .unattended import completed_for
-
-
-def continued_with(
-    runtime: Runtime, asked: Spawn, decided: Spawn, pending: PendingSpawn, peer: Peer
-) -> ContinuedWith | None:
-    """Return what a run is continued with if the daemon or the machine ends it; `None` if it will
-    not be. `asked`: the request; `decided`: what the daemon has made of it. A run below another is
-    left to that one, which knows of its end."""
-    if not runtime.config.service.continue_lost or peer.run is not None or decided.stdio != "files":
-        return None
-    if (
-        not decided.resume_argv
-        and resumable_program([os.fsdecode(word) for word in decided.argv]) is None
-    ):
-        return None
-    return ContinuedWith(asked.env, asked.umask, peer.uid, peer.user, pending.user)
 
 
 async def continue_lost(runtime: Runtime) -> None:
@@ -59,7 +35,7 @@ async def continue_lost(runtime: Runtime) -> None:
         ):
             try:
                 await _continue(runtime, info, found, limiter)
-            except (Invalid, WorktreeImpossible, *EXPECTED) as error:
+            except (Invalid, *EXPECTED) as error:
                 _tell(runtime, run, str(error))
         kept.forget(run)
 
@@ -88,15 +64,9 @@ async def _continue(
         key=os.urandom(16).hex(),
         continues=Continuation(run=info.id),
     )
-    spawn = continued(asked, again(started_with, info, runtime.agents), info)
-    spawn = with_agent_session(
-        spawn, await find_agent_session(wanted_agent_session(spawn, info, uid), info, limiter)
-    )
+    order = continued(asked, again(started_with, info, runtime.agents), info)
     peer = Peer(uid=uid, user=found.user, owner=uid in (0, os.geteuid()))
-    in_worktree = spawn
-    if spawn.worktree is not None:
-        in_worktree = await runtime.worktrees.in_worktree(spawn, info, None, uid, found.credentials)
-    decided = await completed_for(runtime, in_worktree, peer, None)
+    around = runtime.starting.around(order, peer, found.credentials, earlier=info, threads=limiter)
 
     def answer(said: c.Answer) -> None:
         if isinstance(said, c.SpawnRefused):
@@ -104,12 +74,7 @@ async def _continue(
         elif isinstance(said, c.ErrorAnswer):
             _tell(runtime, info.id, said.message)
 
-    pending = PendingSpawn(
-        decided.spawn, decided.setups, [], lambda _run: None, decided.program, caller=None,
-        user=found.credentials, for_recall=to_recall(spawn, decided.spawn, None), sender=peer.who,
-    )  # fmt: skip
-    pending.continued_with = continued_with(runtime, spawn, decided.spawn, pending, peer)
-    runtime.requests.spawn(peer, decided.asked, pending, answer)
+    runtime.starting.start(await runtime.starting.prepare(around), around, answer)
 
 
 def _tell(runtime: Runtime, run: RunId, why: str) -> None:

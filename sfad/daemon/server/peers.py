@@ -18,9 +18,9 @@ from ...host.probe import SO_PEERPIDFD, UCRED, user_name
 from ...processes import kernel
 from ...processes.credentials import LIMIT_KINDS, MAX_GROUPS, UNLIMITED, Credentials, Rlimits
 from ...processes.launcher import Launcher, Unidentifiable
+from ...protocol.errors import RequestError
 from ...protocol.types import ErrorCode, RunId
 from .connection import Connection
-from .lookup import RequestError
 
 SO_PEERGROUPS = 59
 """From asm-generic/socket.h; Python has no name for it."""

@@ -13,13 +13,13 @@ from ...agents import AgentProgram, named
 from ...agents.text import Cursor, TextReader, answer, final_answer
 from ...core.state.vocabulary import BY_AGENT
 from ...protocol import messages as m
+from ...protocol.errors import RequestError, wrong_state
 from ...protocol.messages import Transcript, TranscriptText
 from ...protocol.sanitise import SafeText, cut_oldest, newest_text, sanitise, wrap
 from ...protocol.types import Event, RunInfo, Status
 from ...storage.ledger.database import open_reader
 from ...storage.ledger.queries import Reader
 from ...storage.output.files import OutputFiles, Replaced
-from .lookup import RequestError, wrong_state
 
 # ---- The result of a run, from the output that it left: in the daemon, and in `sfad.history`
 # without one

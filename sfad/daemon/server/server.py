@@ -309,7 +309,7 @@ class Server:
         )
         runtime.measuring.connections = self._clients.by_fd.__len__
         self._looks = Looks()
-        services = Services(runtime, bounds, self._clients.by_fd, self._looks, {})
+        services = Services(runtime, bounds, self._clients.by_fd, self._looks)
         dispatcher = Dispatcher(services)
         self._receiver = Receiver(resources, live, bounds, self._clients, dispatcher)
         self.handover = ClientHandover(services, self._clients, self._receiver, dispatcher)

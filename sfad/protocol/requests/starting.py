@@ -23,6 +23,9 @@ from ..types import (
 )
 from .base import Reply, Request
 
+Stdin = Literal["null", "descriptor", "pipe"]
+Stdio = Literal["files", "inherit"]
+
 
 class Continuation(Struct, frozen=True, kw_only=True):
     """The ended run whose agent's session a new run continues."""
@@ -35,8 +38,6 @@ class Continuation(Struct, frozen=True, kw_only=True):
     rest: bool = False
     """Give the new run what is left of the limits of the ended one, as far as the request names no
     limit of the kind."""
-    agent_session: str = ""
-    """The id of the session. Set by the daemon only."""
     fresh: bool = False
     """If the git worktree of the ended run is gone, make it again from its branch, and tell the
     agent. False: refuse."""
@@ -128,10 +129,10 @@ class Spawn(Request, tag="spawn"):
     shim: bool = False
     """The client is a shim (docs/agents.md#shims). If the reply is `OwnProgram`, it executes the
     program itself."""
-    stdin: Literal["null", "descriptor", "pipe"] = "null"
+    stdin: Stdin = "null"
     """`descriptor`: the descriptor that travels with this message. `pipe`: a pipe that `Send`
     writes to."""
-    stdio: Literal["files", "inherit"] = "files"
+    stdio: Stdio = "files"
     """`inherit`: the three descriptors that travel with this message are the run's stdin, stdout
     and stderr."""
     labels: dict[str, str] = {}
@@ -166,9 +167,6 @@ class Spawn(Request, tag="spawn"):
     parent is."""
     automatic: bool = False
     """The shim that asks is one that the daemon has made: no person wants a child run."""
-    direct: str | None = None
-    """Why the run's program goes without the gateway although the run may use it. Set by the daemon
-    only."""
     worktree: Worktree | None = None
     """Have the run work in a git worktree of its own. `None`: as its registered agent does, else in
     its working directory."""
@@ -187,9 +185,6 @@ class Spawn(Request, tag="spawn"):
     """Continue the session of an ended run, with its command, its directory, and what it was
     started with. `argv` is empty then, and each field that has another value than its default
     counts instead of that of the ended run."""
-    resume_argv: list[bytes] = []
-    """The command that continues a session, with `{session}` and `{task}`, if its agent has one.
-    Set by the daemon only."""
 
 
 class Recall(Request, tag="recall"):

@@ -19,6 +19,7 @@ from ....host import systemd
 from ....host.clock import wall_clock
 from ....host.probe import user_name
 from ....processes.contained_commands import CommandResult
+from ....protocol.errors import bad_request, check_most, unavailable
 from ....protocol.messages import (
     AgentList,
     Agents,
@@ -44,7 +45,7 @@ from ....runs.live import Live
 from ....runs.showing import accounts_of, all_alerts
 from ...loop.gateways import Gateways
 from ..asker import Asker, answers
-from ..lookup import MAX_SECONDS, bad_request, check_most, unavailable
+from ..checks import MAX_SECONDS
 from .steering import own_scope
 
 # ---- `status`: the daemon itself
@@ -54,7 +55,8 @@ from .steering import own_scope
 def status(asker: Asker, _request: DaemonInfo) -> None:
     runtime, machine = asker.runtime, asker.runtime.machine
     backup = runtime.ledger.file.backup
-    runtime.shims.look()  # so that the answer is what the next run finds
+    shims = runtime.shims.installed
+    shims.look()  # so that the answer is what the next run finds
     scope = asker.scope
     mine = runtime.catalogue.live_runs(scope).values()
     everything = scope == EVERYTHING
@@ -102,7 +104,7 @@ def status(asker: Asker, _request: DaemonInfo) -> None:
             otel_trouble=runtime.otel.trouble if trusted else None,
             metrics=runtime.metrics.listen if trusted else None,
             metrics_trouble=runtime.metrics.trouble if trusted else None,
-            shim_dir=str(runtime.shims.path),
+            shim_dir=str(shims.path),
             quotas=_quotas(asker) if scope.run is None else [],
             alerts=_alerts(asker, mine),
             hooks=runtime.hooking.on_events.states() if everything else [],
@@ -115,7 +117,7 @@ def status(asker: Asker, _request: DaemonInfo) -> None:
             window_s=runtime.machine.policy.alerts.window,
             plans=_subscriptions(asker),
             limit_share=runtime.machine.policy.alerts.limit_share,
-            shims=list(runtime.shims.programs) if runtime.shims.open_to(asker.peer.uid) else [],
+            shims=list(shims.programs) if shims.open_to(asker.peer.uid) else [],
         )
     )
 

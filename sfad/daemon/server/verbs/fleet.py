@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import trio
 
 from ....core import events as e
+from ....protocol.errors import check_most, unavailable
 from ....protocol.messages import (
     FLEET_VERSION,
     AskAllowances,
@@ -28,7 +29,7 @@ from ....protocol.messages import (
 from ....protocol.types import ErrorCode, RunId, RunInfo
 from ...loop.fleet import lease_until, stamp
 from ..asker import Asker, answers
-from ..lookup import MAX_CHOSEN, check_most, unavailable
+from ..checks import MAX_CHOSEN
 
 # ---- `open_fleet`, `fleet_status`, `forget_node`: for clients
 

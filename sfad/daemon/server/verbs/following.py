@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from ....core.events import ClientBack
 from ....core.state.access import unknown_run
+from ....protocol.errors import bad_request, check_most, unavailable
 from ....protocol.messages import (
     CallPush,
     Done,
@@ -27,8 +28,8 @@ from ....storage.ledger.queries import Page
 from ....storage.ledger.records import EventFilter, read_event_page
 from ...loop.announcing import INTERVAL
 from ..asker import EXPECTED, Asker, answers, answers_about_run, told
+from ..checks import MAX_CHOSEN, MAX_SECONDS, check_filters
 from ..connection import Pending, RunRows
-from ..lookup import MAX_CHOSEN, MAX_SECONDS, bad_request, check_filters, check_most, unavailable
 from .looking import MAX_ROWS
 
 # ---- `watch`, and `spawn` with `watch`: push the events, or the calls, of a run and its

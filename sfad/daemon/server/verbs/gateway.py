@@ -10,6 +10,7 @@ from ....core import events as e
 from ....core.limits.calls import MAX_WORDS, rounded
 from ....core.state.account import Silence
 from ....host.clock import wall_clock
+from ....protocol.errors import check_most
 from ....protocol.messages import (
     AdmitCall,
     CallerFound,
@@ -27,7 +28,6 @@ from ....protocol.messages import (
 )
 from ....protocol.types import CallInfo, ErrorCode
 from ..asker import Asker, answers, withdraw_calls
-from ..lookup import check_most
 from .use import once_priced
 
 # ---- `admit_call`: ask whether a model call may be made, and reserve what it may cost
@@ -93,12 +93,12 @@ def end_call(asker: Asker, request: EndCall) -> None:
 def _tell_of_tools(asker: Asker, request: EndCall) -> None:
     """Tell the core which tools a reply asks for, where the run may not use all."""
     live = asker.runtime.catalogue.live.get(request.run)
-    if live is None or not (live.spawn.allowed_tools or live.spawn.blocked_tools):
+    if live is None or not (any(live.run.asked.terms.tools)):
         return
     tools = tuple(name for name, _ in request.tools)
     if live.program is not None and not live.program.names_tools_like_calls:
         # the names of its events, by which tools are allowed, are not those of its calls
-        tools = tuple(name for name in tools if name in live.spawn.blocked_tools)
+        tools = tuple(name for name in tools if name in live.run.asked.terms.blocked_tools)
     asker.runtime.feed(e.ToolsCalled(trio.current_time(), request.run, tools))
 
 
@@ -130,7 +130,7 @@ def find_caller(asker: Asker, request: FindCaller) -> None:
         )
         asker.fail(ErrorCode.NOT_PERMITTED, message)
         return
-    if not live.spawn.gateway:
+    if not live.parts.gateway:
         # it would spend the operator's key without the checks that its limits count on
         message = (
             f"run {live.run.id} was started without the gateway, so it may not call it: "
@@ -152,8 +152,8 @@ def find_caller(asker: Asker, request: FindCaller) -> None:
             run=live.run.id,
             upstreams=upstreams,
             certificates=root.setups.certificates if trusts else [],
-            egress=live.spawn.isolation.egress
-            if live.spawn.isolation is not None and not keyed_only
+            egress=live.parts.isolation.egress
+            if live.parts.isolation is not None and not keyed_only
             else [],
             keyed_only=keyed_only,
             token=runtime.gateways.passage(gateway, live.run.id),

@@ -20,6 +20,7 @@ from ....core.state.run import Run
 from ....host.clock import wall_clock
 from ....protocol import messages as m
 from ....protocol.encoding import pack
+from ....protocol.errors import bad_request, check_most, unavailable, wrong_state
 from ....protocol.messages import (
     CallPage,
     Info,
@@ -45,8 +46,8 @@ from ....storage.output import holes
 from ....storage.output.times import told
 from ...loop.runtime import Runtime
 from ..asker import Asker, answers, answers_about_run
+from ..checks import MAX_SECONDS, check_filters
 from ..connection import RunRow, RunRows
-from ..lookup import MAX_SECONDS, bad_request, check_filters, check_most, unavailable, wrong_state
 from ..results import MAX_LINES, NOT_KEPT, final_text, no_output
 from ..results import result as result_of
 from ..results import transcript as transcript_of
@@ -141,7 +142,7 @@ def calls(asker: Asker, request: ListCalls, run: RunInfo) -> None:
     after = (request.after.timestamp() if request.after is not None else 0.0, request.after_number)
     found, more = asker.runtime.calls.page(run.id, after)
     live = asker.runtime.catalogue.live.get(run.id)
-    uses = bool(live.spawn.gateway) if live is not None else run.by_gateway
+    uses = bool(live.parts.gateway) if live is not None else run.by_gateway
     asker.reply(
         CallPage(
             id=asker.id,

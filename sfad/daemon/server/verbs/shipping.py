@@ -1,10 +1,10 @@
 """Verbs about files that are sent with runs: `put_files`, `fetch_files`, `get_files`."""
 
+from ....protocol.errors import RequestError, bad_request, unavailable, wrong_state
 from ....protocol.messages import FetchFiles, FilesKept, FilesPacked, FilesPart, GetFiles, PutFiles
 from ....protocol.types import ErrorCode, RunInfo
 from ....storage.shipped import Shipment, ShipRefused
 from ..asker import Asker, answers, answers_about_run
-from ..lookup import RequestError, bad_request, unavailable, wrong_state
 from ..peers import submitter
 
 

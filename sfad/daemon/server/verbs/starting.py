@@ -1,26 +1,24 @@
 """Verbs that start runs: `spawn`, `start_session`, and what a peer may do with sessions."""
 
-import os
 import time
-from collections.abc import Callable, Sequence
-from typing import TypeVar
 
-import msgspec
-import trio
 from msgspec.structs import replace
 
-from ....agents.setup_reader import NO_SETUPS, Root, TreeSetups, unknown
 from ....core.state.access import Peer
-from ....core.state.naming import program_name
 from ....core.state.policy import Invalid
 from ....core.state.request import SessionAsked
-from ....host.descriptors import close_soon
-from ....processes.credentials import Credentials
-from ....protocol.known import KNOWN_PROGRAMS as KNOWN
+from ....host.descriptors import Taken
+from ....protocol.errors import (
+    RequestError,
+    bad_request,
+    check_limits,
+    check_most,
+    unavailable,
+    wrong_state,
+)
 from ....protocol.messages import (
     MAX_DESCRIPTORS,
     Continuation,
-    OwnProgram,
     Recall,
     Recalled,
     SessionRights,
@@ -28,82 +26,85 @@ from ....protocol.messages import (
     Spawn,
     StartSession,
 )
-from ....protocol.types import After, ErrorCode, RunId, RunInfo, Status, Worktree
+from ....protocol.types import After, ErrorCode, RunId, RunInfo, Status
+from ....runs.decided import descriptors_of
 from ....runs.live import Live
-from ....runs.showing import recalled, to_recall
-from ...loop.gateway_routing import settings_file
-from ...loop.pending_requests import PendingSpawn
-from ...loop.worktrees import WorktreeGone, WorktreeImpossible, again
-from ..asker import EXPECTED, Asker, answers, answers_about_run, told
-from ..continuing import (
-    check_ended,
-    continued,
-    find_agent_session,
-    wanted_agent_session,
-    with_agent_session,
-)
-from ..lookup import (
-    RequestError,
-    bad_request,
-    check_limits,
-    check_most,
-    find_run,
-    unavailable,
-    wrong_state,
-)
-from ..lost_runs import continued_with
+from ....start.continuing import check_ended, continued
+from ....start.recalling import recalled
+from ....start.surroundings import Surroundings
+from ...lookup import find_run
+from ...loop.worktrees import again
+from ..asker import Asker, answers, answers_about_run
 from ..peers import submitter
-from ..spawn_steps import (
-    apply_steps,
-    asked_of,
-    asked_of_server,
-    asks_for_gateway,
-    check_worktree,
-    context_of,
-    is_own_program,
-    own_command,
-    server_call,
-)
+from ..shimmed import instead_of_run
 from .following import check_watch_share, push
 
 # ---- `spawn`: start a run. The guard in the core decides whether the peer may, and records a
 # refusal.
 
 
-T = TypeVar("T")
-
 MAX_AFTER = 64
 """Runs that one run may wait for. Each is looked up."""
 
 
-def spawn(asker: Asker, request: Spawn, session: SessionAsked | None = None) -> None:
-    """Have the core decide about the request once the surroundings of a person's root are known,
-    and the session that it continues was found. Raise `RequestError`, `OSError`."""
-    descriptors = _take_descriptors(asker, request)
-    request = msgspec.structs.replace(request, direct=None, resume_argv=[])
-    if _answered_again(asker, request, descriptors):
-        return
-    if request.continues is None:
-        _spawn_by(asker, request, asker.peer, descriptors, session)
-        return
-    try:
-        info, request, peer = _continued(asker, request, session)
-        wanted = wanted_agent_session(request, info, peer.uid)
-    except RequestError:
-        close_soon(descriptors, asker.connection.sender_group)
-        raise
+@answers(Spawn, checked_later=True)
+async def spawn(asker: Asker, request: Spawn, session: SessionAsked | None = None) -> None:
+    """Prepare what is asked for, and have the core decide about it. Raise `RequestError`,
+    `OSError`."""
+    with _taken(asker, request) as descriptors:
+        if _answered_again(asker, request):
+            return
+        runtime, around = asker.runtime, _around(asker, request, session)
+        around.prints_in = _prints_in(asker, around.caller, request, descriptors)
+        try:
+            if (reply := instead_of_run(asker.id, around, runtime.gateway_steps)) is not None:
+                asker.reply(reply)
+                return
+            prepared = await runtime.starting.prepare(around)
+        except Invalid as error:
+            raise bad_request(str(error)) from None
+        if not asker.still_wanted():
+            return
+        if request.watch:
+            check_watch_share(asker)
 
-    def go_on(found: str) -> None:
-        _spawn_by(asker, with_agent_session(request, found), peer, descriptors, session)
+        def on_admit(run: RunId) -> None:
+            if request.watch:
+                push(asker, run)
 
-    done = _later(asker, descriptors, go_on)
-    threads = asker.services.agent_session_checks.setdefault(peer.uid, trio.CapacityLimiter(2))
-    asker.runtime.background.run_then(
-        lambda: find_agent_session(wanted, info, threads), done, done, EXPECTED
+        runtime.starting.start(prepared, around, asker, descriptors.hand_on(), on_admit)
+
+
+def _taken(asker: Asker, request: Spawn) -> Taken:
+    """Return the descriptors that came with a request. Raise `RequestError`."""
+    sender = asker.connection.sender_group
+    found = (
+        asker.connection.take(request.descriptors)
+        if request.descriptors <= MAX_DESCRIPTORS
+        else None
     )
+    taken, expected = Taken(found or [], sender), descriptors_of(request)
+    if found is not None and len(found) == expected:
+        return taken
+    with taken:
+        raise bad_request(
+            f"stdio '{request.stdio}' with stdin '{request.stdin}' takes {expected} "
+            f"descriptors; {request.descriptors} announced"
+        )
 
 
-def _answered_again(asker: Asker, request: Spawn, descriptors: list[int]) -> bool:
+def _prints_in(
+    asker: Asker, caller: Live | None, request: Spawn, descriptors: Taken
+) -> RunId | None:
+    """Return the run above whose metered stdout is that of a run to be, too."""
+    if caller is None or request.stdio != "inherit":
+        return None
+    live, output = asker.runtime.catalogue.live, asker.runtime.output
+    metered = [run for run in caller.lineage_ids if run in live and live[run].program is not None]
+    return next((run for run in metered if output.is_stdout(descriptors[1], run)), None)
+
+
+def _answered_again(asker: Asker, request: Spawn) -> bool:
     """Answer a request whose run was started, but whose client lost the reply. What the first one
     has made of a session or of a worktree would refuse the second."""
     runtime, peer = asker.runtime, asker.peer
@@ -119,12 +120,34 @@ def _answered_again(asker: Asker, request: Spawn, descriptors: list[int]) -> boo
     run = next((each for each in found if each is not None), None)
     if run is None:
         return False
-    close_soon(descriptors, asker.connection.sender_group)
     if request.watch:
         check_watch_share(asker)
         push(asker, run)
     runtime.requests.answer_again(run, asker.connection.number if request.tied else None, asker)
     return True
+
+
+def _around(asker: Asker, request: Spawn, session: SessionAsked | None) -> Surroundings:
+    """Return what is around a client's request. Raise `RequestError`."""
+    runtime, peer, earlier = asker.runtime, asker.peer, None
+    if request.continues is not None:
+        earlier, request, peer = _continued(asker, request, session)
+    if request.placing is not None and not runtime.fleet.enabled:
+        raise unavailable(
+            "this daemon is in no fleet: set fleet.address in its config (docs/fleet.md), "
+            "or leave out --fleet and --on"
+        )
+    return runtime.starting.around(
+        _with_awaited(asker, request),
+        peer,
+        submitter(asker.connection, runtime.launcher.containment),
+        asker.connection.sender,
+        connection=asker.connection.number,
+        session=session,
+        earlier=earlier,
+        threads=asker.services.threads_of(peer.uid) if earlier is not None else None,
+        aside=asker.aside,
+    )
 
 
 def _continued(
@@ -160,72 +183,8 @@ def _continued(
     continued_request = continued(request, _kept(asker, info), info)
     above = catalogue.live.get(info.parent_id) if info.parent_id is not None else None
     if above is not None and not request.detach and above.run.status is not Status.STOPPING:
-        peer = msgspec.structs.replace(peer, run=above.run.id)
+        peer = replace(peer, run=above.run.id)
     return info, continued_request, peer
-
-
-def _spawn_by(
-    asker: Asker, request: Spawn, peer: Peer, descriptors: list[int], session: SessionAsked | None
-) -> None:
-    runtime = asker.runtime
-    try:
-        if request.placing is not None and not runtime.fleet.enabled:
-            raise unavailable(
-                "this daemon is in no fleet: set fleet.address in its config (docs/fleet.md), "
-                "or leave out --fleet and --on"
-            )
-        request = _with_awaited(asker, request)
-        if request.placing is None:
-            request = _with_worktree(asker, request, peer)
-        elif request.worktree is not None:
-            raise bad_request(
-                "--worktree and --fleet exclude each other: "
-                "a worktree is made where the repository is"
-            )
-        user = submitter(asker.connection, runtime.launcher.containment)
-    except RequestError:
-        close_soon(descriptors, asker.connection.sender_group)
-        raise
-    caller = runtime.catalogue.live.get(peer.run) if peer.run is not None else None
-    if caller is not None:
-        setups: TreeSetups | None = runtime.catalogue.live[caller.run.root.id].setups
-    elif peer.unidentified or not asks_for_gateway(request, by_default=runtime.gateways.enabled):
-        setups = NO_SETUPS
-    else:
-        env = [
-            item
-            for item in request.env
-            if not runtime.gateways.is_own(os.fsdecode(item.partition(b"=")[2]))
-        ]
-        root = Root.of(peer.uid, request.cwd, env)
-        setups = None if _is_agent(request) else runtime.setups.known(root)
-    file = settings_file(request) if setups is not NO_SETUPS else None
-    if setups is not None and file is None and request.worktree is None:
-        _prepare_and_ask(asker, request, request, peer, descriptors, caller, setups, session, user)
-        return
-
-    async def find() -> tuple[Spawn, TreeSetups]:
-        found_setups = await runtime.setups.read(root) if setups is None else setups
-        why = await runtime.setups.why_around(peer.uid, file) if file is not None else None
-        in_worktree = (
-            await _in_worktree(asker, request, caller, user)
-            if request.worktree is not None
-            else request
-        )
-        return replace(in_worktree, direct=why), found_setups
-
-    def go_on(found: tuple[Spawn, TreeSetups]) -> None:
-        with_why, found_setups = found
-        _prepare_and_ask(
-            asker, request, with_why, peer, descriptors, caller, found_setups, session, user
-        )
-
-    done = _later(asker, descriptors, go_on)
-
-    def failed(error: Exception) -> None:
-        done(error if request.worktree is not None else (request, unknown()))
-
-    runtime.background.run_then(find, done, failed, EXPECTED)
 
 
 def _with_awaited(asker: Asker, request: Spawn) -> Spawn:
@@ -242,217 +201,7 @@ def _with_awaited(asker: Asker, request: Spawn) -> Spawn:
         if run not in above:  # else the core says that this would be a circle, or it is detached
             asker.check_permitted("wait", catalogue.lineage(run))
         found.append(After(run=run, ok=after.ok))
-    return msgspec.structs.replace(request, after=found)
-
-
-def _with_worktree(asker: Asker, request: Spawn, peer: Peer) -> Spawn:
-    """Return the request with what it asks for of a worktree, or what its agent's entry does. Raise
-    `RequestError`."""
-    asked, catalogue = request.worktree, asker.runtime.catalogue
-    caller = catalogue.live.get(peer.run) if peer.run is not None else None
-    if asked is None:
-        entry = asker.runtime.agents.get(request.agent or "")
-        # it stays in its worktree
-        isolated = caller is not None and caller.spawn.isolation is not None
-        return (
-            replace(request, worktree=Worktree())
-            if entry is not None and entry.agent.worktree and not isolated
-            else request
-        )
-    of = None
-    if asked.of is not None:
-        of = find_run(catalogue, asked.of, asker.scope)
-        info = catalogue.info(of)
-        if info is not None and info.user != asker.peer.user:
-            raise bad_request(
-                f"run {of} belongs to {info.user}, "
-                "and only a run of theirs may work in its worktree"
-            )
-    check_most("characters of --worktree", len(asked.branch or ""), 200)
-    return replace(request, worktree=Worktree(branch=asked.branch, of=of))
-
-
-async def _in_worktree(
-    asker: Asker, request: Spawn, caller: Live | None, user: Credentials | None
-) -> Spawn:
-    """Return the request with the worktree that its run will work in. Raise `RequestError`."""
-    of = request.worktree.of if request.worktree is not None else None
-    earlier = asker.runtime.catalogue.info(of) if of is not None else None
-    try:
-        return await asker.runtime.worktrees.in_worktree(
-            request, earlier, caller, asker.peer.uid, user
-        )
-    except WorktreeGone as error:
-        raise wrong_state(str(error)) from None
-    except Invalid as error:
-        raise bad_request(str(error)) from None
-    except (WorktreeImpossible, OSError) as error:
-        raise unavailable(str(error)) from None
-
-
-def _is_agent(request: Spawn) -> bool:
-    return (
-        request.agent is not None
-        or program_name([os.fsdecode(word) for word in request.argv[:8]]) in KNOWN
-    )
-
-
-def _prepare_and_ask(
-    asker: Asker,
-    first: Spawn,
-    request: Spawn,
-    peer: Peer,
-    descriptors: list[int],
-    caller: Live | None,
-    setups: TreeSetups,
-    session: SessionAsked | None,
-    user: Credentials | None,
-) -> None:
-    runtime = asker.runtime
-    context = context_of(runtime, request, peer, caller, setups, asker.connection.sender)
-    try:
-        if (
-            request.shim
-            and caller is not None
-            and (call := server_call(request)) is not None
-            and call.act != "outside"
-        ):
-            close_soon(descriptors, asker.connection.sender_group)
-            asker.reply(asked_of_server(asker.id, request, call))
-            return
-        if (
-            request.shim
-            and caller is not None
-            and is_own_program(asker.connection.sender, caller, request)
-        ):
-            own = OwnProgram(id=asker.id, argv=own_command(request, caller, context))
-            close_soon(descriptors, asker.connection.sender_group)
-            asker.reply(own)
-            return
-        request = apply_steps(request, context)
-        kept = to_recall(first, request, caller)
-        if request.watch:
-            check_watch_share(asker)
-    except Invalid as error:
-        close_soon(descriptors, asker.connection.sender_group)
-        raise bad_request(str(error)) from None
-    except (RequestError, OSError):
-        close_soon(descriptors, asker.connection.sender_group)
-        raise
-
-    def on_admit(run: RunId) -> None:
-        if request.watch:
-            push(asker, run)
-
-    asked, program = asked_of(request, asker.connection.number, session, setups)
-    asked = replace(asked, prints_in=_prints_in(asker, caller, request, descriptors))
-    pending = PendingSpawn(
-        request,
-        setups,
-        descriptors,
-        on_admit,
-        program,
-        caller=peer.run,
-        user=user,
-        for_recall=kept,
-        sender=peer.who,
-    )
-    if session is None:
-        pending.continued_with = continued_with(runtime, first, request, pending, peer)
-
-    def ask_core() -> None:
-        try:
-            check_worktree(request, context)  # the gateway may have been waited for
-        except Invalid as error:
-            pending.close()
-            raise bad_request(str(error)) from None
-        runtime.requests.spawn(peer, asked, pending, asker)
-
-    if request.gateway and (context.explicit or runtime.gateways.always) and caller is None:
-        runtime.gateways.start_for_run(peer.uid, _once_served(asker, ask_core, descriptors))
-        return
-    is_agent = request.agent is not None or asked.sources.agent_program
-    if request.gateway and request.direct is None and is_agent:
-        runtime.gateways.start_ahead(peer.uid)
-    ask_core()
-
-
-answers(Spawn, checked_later=True)(spawn)
-
-
-def _later(
-    asker: Asker, descriptors: list[int], go_on: Callable[[T], None]
-) -> Callable[[T | Exception], None]:
-    """Return what is called with the result of something that the request waits for, or with why
-    there is none. If the request is still wanted then, it calls `go_on`, which may raise
-    `RequestError` and `OSError`, or tells the client why it failed."""
-    is_wanted = asker.defer()
-
-    def then(result: T | Exception) -> None:
-        if not is_wanted():
-            close_soon(descriptors, asker.connection.sender_group)
-        elif asker.connection.closed:
-            close_soon(descriptors, asker.connection.sender_group)
-            asker.end()
-        elif isinstance(result, Exception):
-            close_soon(descriptors, asker.connection.sender_group)
-            asker.fail(*told(result))
-        else:
-            try:
-                go_on(result)
-            except Exception as error:  # noqa: BLE001 - who asked must be told of a bug too; the descriptors may be the run's by then
-                if not isinstance(error, EXPECTED):
-                    asker.runtime.log.internal_error(go_on)
-                asker.fail(*told(error))
-
-    return then
-
-
-def _once_served(
-    asker: Asker, ask: Callable[[], None], descriptors: list[int]
-) -> Callable[[str | None], None]:
-    """Return what is called once the gateway serves, or cannot be started for a reason."""
-
-    def go_on(trouble: str | None) -> None:
-        if trouble is None:
-            ask()
-            return
-        close_soon(descriptors, asker.connection.sender_group)
-        way_out = ". --no-gateway starts the run without it" if asker.peer.run is None else ""
-        raise unavailable(
-            f"the gateway cannot be started: {trouble}; the daemon's log says more{way_out}"
-        )
-
-    return _later(asker, descriptors, go_on)
-
-
-def _prints_in(
-    asker: Asker, caller: Live | None, request: Spawn, descriptors: Sequence[int]
-) -> RunId | None:
-    """Return the run above whose metered stdout is that of a run to be, too."""
-    if caller is None or request.stdio != "inherit":
-        return None
-    live, output = asker.runtime.catalogue.live, asker.runtime.output
-    metered = [run for run in caller.lineage_ids if run in live and live[run].program is not None]
-    return next((run for run in metered if output.is_stdout(descriptors[1], run)), None)
-
-
-def _take_descriptors(asker: Asker, request: Spawn) -> list[int]:
-    expected = 3 if request.stdio == "inherit" else 1 if request.stdin == "descriptor" else 0
-    descriptors = (
-        asker.connection.take(request.descriptors)
-        if request.descriptors <= MAX_DESCRIPTORS
-        else None
-    )
-    if descriptors is not None and len(descriptors) == expected:
-        return descriptors
-    close_soon(descriptors or [], asker.connection.sender_group)
-    raise bad_request(
-        (
-            f"stdio '{request.stdio}' with stdin '{request.stdin}' takes {expected} "
-            f"descriptors; {request.descriptors} announced"
-        ),
-    )
+    return replace(request, after=found)
 
 
 # ---- `recall`: what a run was started with
@@ -495,7 +244,7 @@ command adds to it."""
 
 
 @answers(StartSession, checked_later=True)
-def start_session(asker: Asker, request: StartSession) -> None:
+async def start_session(asker: Asker, request: StartSession) -> None:
     runtime = asker.runtime
     texts = {
         "task": request.task,
@@ -512,7 +261,7 @@ def start_session(asker: Asker, request: StartSession) -> None:
         raise bad_request("the task is blank; say what to do")
     limits = check_limits(request.limits)
     if request.continues is not None:
-        spawn(asker, _spawn(request, None, {}), SessionAsked(limits, time.time()))
+        await spawn(asker, _spawn(request, None, {}), SessionAsked(limits, time.time()))
         return
     agent = request.agent or runtime.config.sessions.default_agent
     if agent is None:
@@ -524,7 +273,7 @@ def start_session(asker: Asker, request: StartSession) -> None:
         raise bad_request(
             f"there is no agent {agent[:64]!r}; choose from: {', '.join(runtime.agents)}"
         )
-    spawn(asker, _spawn(request, agent, given), SessionAsked(limits, time.time()))
+    await spawn(asker, _spawn(request, agent, given), SessionAsked(limits, time.time()))
 
 
 def _spawn(request: StartSession, agent: str | None, placeholders: dict[str, str]) -> Spawn:

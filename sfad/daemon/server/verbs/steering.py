@@ -9,6 +9,14 @@ from ....core import events as e
 from ....core.state.access import OUTSIDE, VERBS, Scope
 from ....core.state.policy import Invalid
 from ....core.state.run import check_grace
+from ....protocol.errors import (
+    RequestError,
+    bad_request,
+    check_limits,
+    check_most,
+    unavailable,
+    wrong_state,
+)
 from ....protocol.messages import (
     Approve,
     ChangeLimits,
@@ -26,17 +34,7 @@ from ....protocol.messages import (
 from ....protocol.types import ErrorCode, RunId, RunInfo, Status
 from ....runs.live import Live
 from ..asker import Asker, answers, answers_about_run
-from ..lookup import (
-    MAX_CHOSEN,
-    RequestError,
-    bad_request,
-    check_filters,
-    check_limits,
-    check_most,
-    check_signal,
-    unavailable,
-    wrong_state,
-)
+from ..checks import MAX_CHOSEN, check_filters, check_signal
 
 # ---- `select`: which runs a command line means. The peer needs the permission for what is to be
 # done to them.
@@ -203,12 +201,12 @@ def send(asker: Asker, request: Send, run: RunInfo) -> None:
     live = asker.runtime.catalogue.live.get(run.id)
     if live is None:
         raise wrong_state(f"run {run.id} is {run.status}; it reads no input any more")
-    if live.stdin is None and live.spawn.stdin == "pipe":
+    if live.stdin is None and live.output.stdin == "pipe":
         raise wrong_state(
             f"run {run.id} reads no input any more: its stdin ended with the daemon that held it"
         )
     if live.stdin is None and run.session:
-        where = f"{live.spawn.agent!r}" if live.spawn.agent else "it"
+        where = f"{agent!r}" if (agent := live.run.asked.identity.agent) else "it"
         raise wrong_state(
             f"run {run.id} reads no input: "
             f"in the config, the entry of its agent {where} needs stdin = true"

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from ....config import NAME_MAX
 from ....core import events as e
 from ....core.state.account import NOTHING, Use
+from ....protocol.errors import bad_request
 from ....protocol.messages import (
     Report,
     Reserve,
@@ -13,7 +14,6 @@ from ....protocol.messages import (
 from ....protocol.types import ErrorCode, RunId
 from ....protocol.units import MOST_COUNTED, MOST_SPENT
 from ..asker import Asker, answers
-from ..lookup import bad_request
 
 # ---- `report`: count what an agent says it has used. `reserve` and `settle` share its checks, and
 # the wait for the price.

@@ -2,24 +2,26 @@
 what was asked for instead."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 
 import trio
 from msgspec.structs import replace
 
-from ...agents.program import AgentProgram, arguments, program_called
-from ...agents.registered import going_on, taking_up
-from ...core.state.naming import program_name
-from ...core.state.vocabulary import ReasonKind
-from ...host.clock import wall_clock
-from ...host.tasks import in_thread
-from ...protocol.kinds import KINDS
-from ...protocol.known import KNOWN_PROGRAMS
-from ...protocol.limits import format_amount
-from ...protocol.messages import Continuation, Spawn
-from ...protocol.types import Limit, LimitKind, RunInfo, Status
-from ...usage.resumable import NotResumable, WantedAgentSession
-from .lookup import bad_request, check_most, unavailable, wrong_state
+from ..agents.program import AgentProgram, arguments, program_called
+from ..agents.registered import going_on, taking_up
+from ..core.state.naming import program_name
+from ..core.state.vocabulary import ReasonKind
+from ..host.clock import wall_clock
+from ..host.tasks import in_thread
+from ..protocol.errors import bad_request, check_most, unavailable, wrong_state
+from ..protocol.kinds import KINDS
+from ..protocol.known import KNOWN_PROGRAMS
+from ..protocol.limits import format_amount
+from ..protocol.messages import Continuation, Spawn
+from ..protocol.types import Limit, LimitKind, RunInfo, Status
+from ..usage.resumable import NotResumable, WantedAgentSession
+from .prepared import Prepared
+from .surroundings import Surroundings
 
 CHECK_WAIT = 10.0
 """Seconds that a request waits for the file system on which a session is."""
@@ -149,10 +151,9 @@ def _ended_by_itself(info: RunInfo) -> bool:
     return info.status is Status.COMPLETED or reported or exited
 
 
-def wanted_agent_session(request: Spawn, info: RunInfo, uid: int) -> WantedAgentSession | None:
-    """Return the session to look for before it is continued; `None` if its program is not known,
-    and its agent has a command that continues it. `request`: as `continued` returns it. Raise
-    `RequestError`."""
+def _wanted(request: Spawn, info: RunInfo, uid: int) -> WantedAgentSession | None:
+    """Return the session to look for; `None` if its program is not known, and its agent has a
+    command that continues it. Raise `RequestError`."""
     program = resumable_program(info.argv)
     if program is None:
         if info.session_id is None:
@@ -193,31 +194,36 @@ def resumable_program(argv: Sequence[str]) -> AgentProgram | None:
     )
 
 
-async def find_agent_session(
-    wanted: WantedAgentSession | None, info: RunInfo, limiter: trio.CapacityLimiter
-) -> str:
-    """Return the id of the session, once it is known that its program can continue it. Raise
-    `RequestError`, `OSError`."""
+def find_session(p: Prepared, around: Surroundings) -> Awaitable[None] | None:
+    """A step of `prepare`: find the session that is continued."""
+    earlier = around.earlier
+    if earlier is None:
+        return None
+    wanted = _wanted(around.order, earlier, around.peer.uid)
     if wanted is None:
-        assert info.session_id is not None
-        return info.session_id
+        p.command.continued_session = earlier.session_id
+        return None
+    return _find_session(p, around, wanted, earlier)
+
+
+async def _find_session(
+    p: Prepared, around: Surroundings, wanted: WantedAgentSession, earlier: RunInfo
+) -> None:
+    await around.aside()
     try:
         with trio.fail_after(CHECK_WAIT):
-            return await in_thread(wanted.find, abandon=True, limiter=limiter)
+            p.command.continued_session = await in_thread(
+                wanted.find, abandon=True, limiter=around.threads
+            )
     except trio.TooSlowError:
         raise unavailable(
-            f"the sessions of run {info.id} cannot be read: "
+            f"the sessions of run {earlier.id} cannot be read: "
             "their file system has not answered for 10 s"
         ) from None
     except NotResumable as why:
         raise wrong_state(
-            f"run {info.id} cannot be continued: {why}. {_from_the_beginning(info)}"
+            f"run {earlier.id} cannot be continued: {why}. {_from_the_beginning(earlier)}"
         ) from None
-
-
-def with_agent_session(request: Spawn, session: str) -> Spawn:
-    assert request.continues is not None
-    return replace(request, continues=replace(request.continues, agent_session=session))
 
 
 def check_ended(info: RunInfo) -> None:

@@ -1,0 +1,185 @@
+"""The way from a request to the core: what is prepared for all doors, in its order, and how it is
+asked for."""
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ...agents.registered import Registered
+from ...agents.setup_reader import NO_SETUPS
+from ...core.machine import Machine
+from ...core.state.access import Peer
+from ...core.state.run import Run
+from ...host.clock import wall_clock
+from ...processes.credentials import Credentials
+from ...processes.launcher import Launcher
+from ...protocol.messages import Spawn
+from ...protocol.types import RunId, RunInfo
+from ...runs.catalogue import RunCatalogue
+from ...runs.live import ContinuedWith, Live
+from ...start.checks import check_bounds, check_characters, check_meter, check_size, check_values
+from ...start.continuing import find_session, resumable_program
+from ...start.prepare import Check, Step, prepare
+from ...start.prepared import Prepared
+from ...start.recalling import to_recall
+from ...start.steps import fill_in_agent, forget_told_time, narrow_tools, resume_command
+from ...start.surroundings import Surroundings
+from ..lookup import find_run
+from .fleet import Fleet
+from .gateway_routing import GatewaySteps
+from .hooking import check_on_end, mark_hooks
+from .isolating import Isolating
+from .own_servers import ServerWatch, keep_alone
+from .pending_requests import OnAnswer, PendingRequests, PendingSpawn
+from .worktrees import Worktrees, check_worktree, share_worktree
+
+
+class Starting:
+    """Four doors lead here: a client's request and a session's tool (`server.verbs.starting`), a
+    lost run that is continued (`server.lost_runs`), and a run whose place is this node
+    (`server.placed_here`)."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        catalogue: RunCatalogue,
+        requests: PendingRequests,
+        gateway: GatewaySteps,
+        worktrees: Worktrees,
+        isolating: Isolating,
+        fleet: Fleet,
+        servers: ServerWatch,
+        agents: Callable[[], Mapping[str, Registered]],
+        continue_lost: Callable[[], bool],
+    ) -> None:
+        """`agents`, `continue_lost`: what the config says now."""
+        self._machine = machine
+        self._catalogue = catalogue
+        self._requests = requests
+        self._agents = agents
+        self._continue_lost = continue_lost
+        self._steps: tuple[Step, ...] = (
+            find_session,
+            gateway.read_setups,
+            worktrees.make,
+            gateway.decide,
+            narrow_tools,
+            forget_told_time,  # before an agent's own limits are left out because of it
+            fill_in_agent,  # with options for its tools, and the address of the gateway
+            fleet.work_in_copy,
+            share_worktree,
+            resume_command,
+            gateway.read_settings,  # of the command
+            gateway.route,
+            keep_alone,
+            isolating.isolate,  # shows the sandbox what the command needs
+            mark_hooks,
+        )
+        self._placed_steps: tuple[Step, ...] = (
+            gateway.read_setups,
+            fleet.check_placeable,
+            fleet.note_files,
+            narrow_tools,
+            forget_told_time,
+            mark_hooks,
+        )
+        """For a run that is to be placed: the daemon of the node where it executes takes the
+        others."""
+        self._checks: tuple[Check, ...] = (
+            check_size,
+            check_characters,
+            check_bounds,
+            check_values,
+            check_worktree,
+            check_meter,
+            check_on_end,
+            servers.check,
+        )
+        self._last: tuple[Step, ...] = (gateway.have, check_worktree)
+
+    def around(
+        self,
+        order: Spawn,
+        peer: Peer,
+        user: Credentials | None,
+        client: int | None = None,
+        **more: Any,
+    ) -> Surroundings:
+        """Return what is around a request. `client`: the process that asks; the daemon itself, if
+        there is none. `more`: further fields of `Surroundings`."""
+        return Surroundings(
+            order=order,
+            peer=peer,
+            user=user,
+            client=os.getpid() if client is None else client,
+            live=self._catalogue.live,
+            agents=self._agents(),
+            find=lambda handle: self._find(handle, peer),
+            **more,
+        )
+
+    def _find(self, handle: str, peer: Peer) -> RunInfo | None:
+        run = find_run(self._catalogue, handle, self._machine.scope(peer))
+        return self._catalogue.info(run)
+
+    async def prepare(self, around: Surroundings) -> Prepared:
+        """Return what is decided about a request, once all that its run may not start without is
+        there. Raise `Invalid`, `RequestError`, `OSError`."""
+        steps = self._steps if around.order.placing is None else self._placed_steps
+        return await prepare(around, steps, self._checks, self._last)
+
+    def start(
+        self,
+        p: Prepared,
+        around: Surroundings,
+        answer: OnAnswer,
+        descriptors: list[int] | None = None,
+        on_admit: Callable[[RunId], None] = lambda _run: None,
+    ) -> None:
+        """Ask the core for a run. `answer` is called with what it says, and before that `on_admit`,
+        if it is yes. The descriptors are taken over, whatever it says. Raises `OSError` where too
+        few descriptors are left; then nothing was asked."""
+        order, kept = around.order, to_recall(around.order, p, around.caller)
+        continued = self._continued_with(p, around)
+
+        def make(run: Run, launcher: Launcher) -> Live:
+            return Live(
+                run,
+                p.command,
+                p.output,
+                p.parts,
+                launcher,
+                wall_clock(),
+                p.program,
+                order=order if order.placing is not None else None,
+                caller=around.peer.run,
+                request_key=order.key,
+                credentials=around.user,
+                setups=around.setups if run.parent is None else NO_SETUPS,
+                for_recall=kept,
+                continued_with=continued,
+            )
+
+        pending = PendingSpawn(
+            p.asked, make, order.key, p.output.stdin == "pipe", descriptors or [], on_admit,
+            sender=around.peer.who,
+        )  # fmt: skip
+        self._requests.spawn(around.peer, pending, answer)
+
+    def _continued_with(self, p: Prepared, around: Surroundings) -> ContinuedWith | None:
+        """Return what a run is continued with if the daemon or the machine ends it; `None` if it
+        will not be. A run below another is left to that one, which knows of its end."""
+        order, peer, command = around.order, around.peer, p.command
+        if (
+            not self._continue_lost()
+            or around.session is not None
+            or peer.run is not None
+            or p.output.stdio != "files"
+        ):
+            return None
+        if (
+            not command.resume_argv
+            and resumable_program([os.fsdecode(word) for word in command.argv]) is None
+        ):
+            return None
+        return ContinuedWith(order.env, order.umask, peer.uid, peer.user, around.user)

@@ -1,0 +1,21 @@
+"""What is decided about a request to start a run, before the core is asked.
+
+client's `spawn` ──┐
+session's tool ────┤   ┌─────────┐ steps, checks ┌───────┐ the core   ┌────────┐
+lost run, ─────────┼──▶│ prepare │──────────────▶│ start │──admits───▶│ launch │──▶ execve
+continued          │   └─────────┘               └───────┘ on disk    └────────┘
+placed run ────────┘ (the core has admitted it already: prepared, it is launched)
+
+What was asked is the order: the client's message, which nothing changes. What is decided is
+`Prepared`, which begins as what was asked. `daemon.loop.starting` has the list of the steps; those
+of a capability stand with it.
+
+`surroundings` what the daemon reads around a request: who asks, from which run, with which rights
+`prepared`     what is decided
+`prepare`      the one way: steps and checks in their order, and what is awaited between them
+`steps`        the heart's own steps: tools, told time, agents, sessions that are continued
+`checks`       what must hold of the result
+`asking`       what of it the core decides about
+`continuing`   what a request to continue the session of an ended run becomes
+`recalling`    what is kept of a request, in order to start its run again
+"""

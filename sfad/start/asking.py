@@ -1,0 +1,144 @@
+"""What of a request the core decides about."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from msgspec.structs import replace
+
+from ..agents import AgentProgram, named, session_files_of
+from ..agents.program import digest
+from ..agents.setup_reader import NO_SETUPS, TreeSetups
+from ..core.state.naming import AGENT_COMMANDS, derive_name, program_name
+from ..core.state.request import Asked, SessionAsked, Shown, Sources
+from ..protocol.known import ANY_PROGRAM, BY_REPORT, NO_METER
+from ..protocol.messages import Spawn
+from ..protocol.requests.subscriptions import Provider
+from ..protocol.types import RunId
+from ..usage.metering import program_of
+from .prepared import Prepared
+
+
+def asked_of(
+    p: Prepared,
+    order: Spawn,
+    *,
+    connection: int = 0,
+    session: SessionAsked | None = None,
+    setups: TreeSetups = NO_SETUPS,
+    prints_in: RunId | None = None,
+) -> tuple[Asked, AgentProgram | None]:
+    """Return what the core decides about, and the program whose output a meter reads."""
+    meter, parts = p.output.meter, p.parts
+    argv = tuple(map(shown, p.command.argv))
+    derived = derive_name(argv)
+    program = program_of(meter, argv, kept=p.output.kept)
+    # something beside the gateway tells what it uses
+    metered = program is not None or meter == BY_REPORT
+    metered = metered or (meter != NO_METER and session_files_of(meter, argv) is not None)
+    name = p.identity.name
+    if name is None:
+        # derived from the whole command: a hash of its beginning would be the same for several
+        # agents; the node of a placed run fills its agent in
+        name = order.agent if order.placing is not None and order.agent else derived
+    asked = Asked(
+        Shown(abridged(argv), shown(p.command.cwd), **_placeholders(p)),
+        replace(
+            p.identity,
+            name=name,
+            by_automatic_shim=order.automatic and p.identity.name is None,
+        ),
+        p.terms,
+        p.queueing,
+        p.retries,
+        Sources(
+            agent_program=derived in AGENT_COMMANDS,
+            tells_each_call=meter == ANY_PROGRAM,
+            reports=meter == BY_REPORT,
+            gated=bool(parts.gateway) and parts.direct is None,
+            metered=metered,
+            uncounted=None if metered and not _tells_late(p, argv) else _uncounted(p),
+            direct=parts.direct,
+            logins=_logins(p.command.env, setups),
+        ),
+        tied_to=connection if order.tied else None,
+        takes_input=p.output.stdin == "pipe",
+        inherits=p.output.stdio == "inherit",
+        session=session,
+        continues=order.continues.run if order.continues is not None else None,
+        placing=order.placing,
+        grant=order.grant,
+        prints_in=prints_in,
+    )
+    return asked, program
+
+
+_LOGINS: Mapping[bytes, Provider] = {
+    b"ANTHROPIC_API_KEY": "anthropic",
+    b"ANTHROPIC_AUTH_TOKEN": "anthropic",
+    b"CLAUDE_CODE_OAUTH_TOKEN": "anthropic",
+    b"CODEX_API_KEY": "openai",
+}
+"""Variables with a credential that programs prefer to their login."""
+_LOGIN_VARIABLES = tuple(name + b"=" for name in _LOGINS)
+
+
+def _logins(env: Iterable[bytes], setups: TreeSetups) -> dict[str, str]:
+    """Return hashes of the credentials in an environment, and of Codex's login, by provider: they
+    tell which subscription a run will use, or that it will use none."""
+    # one call of C for each of some hundred variables, of which nearly none is one of these
+    found = [item.partition(b"=") for item in env if item.startswith(_LOGIN_VARIABLES)]
+    codex = setups.of("codex").account
+    own = {"openai": codex} if codex else {}
+    return own | {
+        _LOGINS[name]: digest(value.decode("latin-1")) for name, _, value in found if value
+    }
+
+
+def _tells_late(p: Prepared, argv: Sequence[str]) -> bool:
+    """Return whether a run that cannot use the gateway tells too late what it uses, and no person
+    has named its meter."""
+    if p.parts.direct is None or p.output.meter is not None:
+        return False
+    program = named(program_name(argv))
+    return program is not None and not program.tells_in_time
+
+
+def _uncounted(p: Prepared) -> str | None:
+    """Return why the gateway will not see what a run uses; `None` if it will."""
+    if p.parts.gateway:
+        return p.parts.direct
+    return "it does not use the gateway, and no meter knows its program"
+
+
+def _placeholders(p: Prepared) -> dict[str, str]:
+    """Return what is shown of a registered agent's placeholders."""
+    given = dict(p.command.placeholders)
+    if p.task is not None:
+        given["task"] = p.task
+    return {
+        name: given[name] if len(given[name]) <= MAX_SHOWN else given[name][:MAX_SHOWN] + "…"
+        for name in ("task", "model", "provider")
+        if name in given
+    }
+
+
+MAX_SHOWN = 4096
+"""Characters of a command line, or of a task, that are kept for display. It may have megabytes, and
+a thousand runs are in memory."""
+
+
+def abridged(argv: tuple[str, ...]) -> tuple[str, ...]:
+    """Return a command line as it is displayed, cut with `…`."""
+    kept: list[str] = []
+    room = MAX_SHOWN
+    for word in argv:
+        if len(word) > room:
+            kept.append(word[:room] + "…")
+            break
+        kept.append(word)
+        room -= len(word) + 1
+    return tuple(kept)
+
+
+def shown(raw: bytes) -> str:
+    """Return an operating-system string as text. Bytes that are not UTF-8 appear as `\\xNN`."""
+    return raw.decode(errors="backslashreplace")

@@ -1,0 +1,165 @@
+"""What must hold of a request once it is prepared."""
+
+from ..agents import AGENT_PROGRAMS, UNREAD
+from ..core.state.access import VERBS
+from ..core.state.policy import MAX_LABELS
+from ..protocol.errors import bad_request, check_limits, too_many, unavailable
+from ..protocol.types import Isolation
+from .prepared import Prepared
+from .surroundings import Surroundings
+
+MAX_EXEC = 6 << 20
+"""Bytes of argv and environment that execve(2) takes at most (3/4 of `_STK_LIM`), with a pointer
+and a NUL for each word."""
+
+LARGE = 64 << 10
+"""Bytes of argv and environment that are not usual: a login has some 5 KiB.
+`quotas.queued_per_user` bounds the usual ones."""
+
+MAX_LARGE = 64 << 20
+"""Bytes of all large ones of a user's runs that wait, or may start again: the daemon keeps them in
+memory and on its disk."""
+
+_NO_ISOLATION = Isolation()
+
+
+def check_size(p: Prepared, around: Surroundings) -> None:
+    """Refuse what execve(2) does not take, and a large request of a user whose live runs have
+    enough of them."""
+    size, peer = p.command.size, around.peer
+    if size > MAX_EXEC:
+        raise too_many(
+            "bytes of argv and environment with 9 more for each word (argument list too long)",
+            size,
+            MAX_EXEC,
+        )
+    if size <= LARGE:
+        return
+    kept = sum(
+        other
+        for one in around.live.values()
+        if one.uid == peer.uid and (other := one.command.size) > LARGE
+    )
+    if kept + size > MAX_LARGE:
+        raise unavailable(
+            f"argv and environment have {size} bytes, and {kept} are kept for "
+            f"user {peer.user}'s runs that wait; at most {MAX_LARGE} together: "
+            "wait until one of them has started, or start it with a smaller environment"
+        )
+
+
+def check_characters(p: Prepared, _: Surroundings) -> None:
+    """Refuse NUL in what the kernel takes; where lists show the text, also control characters and
+    such as change the direction of writing."""
+    command, parts, identity = p.command, p.parts, p.identity
+    isolation = parts.isolation or _NO_ISOLATION
+    for what, words in (
+        ("argv", command.argv),
+        ("env", command.env),
+        ("cwd", [command.cwd]),
+        (
+            "the directory of --ship",
+            [] if parts.ship is None else [parts.ship.directory, parts.ship.within],
+        ),
+        ("a writable path", isolation.writable),
+        ("a readable path", isolation.readable),
+    ):
+        for word in words:
+            if b"\0" in word:
+                raise bad_request(f"a NUL byte in {what}: {word[:80]!r}")
+    for tool in (*p.terms.allowed_tools, *p.terms.blocked_tools):
+        if "\0" in tool:
+            raise bad_request("a NUL character in the name of a tool")
+    labels = [word for pair in identity.labels.items() for word in pair]
+    for name, texts in (
+        ("a label", labels),
+        ("--type", [identity.run_type]),
+        ("--channel", [identity.channel]),
+    ):
+        for text in texts:
+            if text is not None and not text.isprintable():
+                raise bad_request(f"a control character in {name}: {text[:80]!r}")
+
+
+def check_bounds(p: Prepared, around: Surroundings) -> None:
+    """Bound what the daemon keeps and shows while it remembers the run. Argv and env are bounded by
+    the frame and by execve(2)."""
+    ship, identity, terms = p.parts.ship, p.identity, p.terms
+    isolation = p.parts.isolation or _NO_ISOLATION
+    paths = (*isolation.writable, *isolation.readable)
+    tools = (*terms.allowed_tools, *terms.blocked_tools)
+    labels = max((len(word) for pair in identity.labels.items() for word in pair), default=0)
+    for what, value, limit in (
+        ("bytes of cwd", len(p.command.cwd), 4096),
+        (
+            "bytes of the directory of --ship",
+            len(ship.directory) if ship is not None else 0,
+            4096,
+        ),
+        (
+            "characters of the author of commits",
+            len(ship.author) if ship is not None else 0,
+            256,
+        ),
+        ("characters of key", len(around.order.key or ""), 64),
+        ("characters of session", len(p.command.agent_session or ""), 64),
+        ("labels", len(identity.labels), MAX_LABELS),
+        ("characters of a label", labels, 256),
+        ("characters of --type", len(identity.run_type or ""), 64),
+        ("characters of --channel", len(identity.channel or ""), 64),
+        (
+            "characters of tool names, with 1 more for each",
+            sum(map(len, tools)) + len(tools),
+            65536,
+        ),
+        ("characters of patterns of models", sum(map(len, terms.allowed_models)), 4096),
+        (
+            "bytes of writable and readable paths, with 1 more for each",
+            sum(map(len, paths)) + len(paths),
+            65536,
+        ),
+        (
+            "characters of --egress, with 1 more for each",
+            sum(map(len, isolation.egress)) + len(isolation.egress),
+            16384,
+        ),
+        ("names in the claimed chain", len(identity.claim.names), 64),
+        ("characters of a claimed name", max(map(len, identity.claim.names), default=0), 64),
+    ):
+        if value > limit:  # no call for each: all are right in nearly every request
+            raise too_many(what, value, limit)
+    if any("," in name or "\0" in name for name in identity.claim.names):
+        raise bad_request("a comma or a NUL character in a claimed name")
+
+
+def check_values(p: Prepared, _: Surroundings) -> None:
+    """Refuse values that mean nothing. The core checks those that it decides by."""
+    if not 0 <= p.command.umask <= 0o777:
+        raise bad_request(f"umask must be 0 to 0o777, got {p.command.umask:#o}")
+    isolation = p.parts.isolation or _NO_ISOLATION
+    for kind, paths in (("writable", isolation.writable), ("readable", isolation.readable)):
+        if any(not path.startswith(b"/") for path in paths):
+            raise bad_request(f"each {kind} path must be absolute")
+    if not p.command.cwd.startswith(b"/"):
+        raise bad_request(f"cwd must be absolute, got {p.command.cwd!r}")
+    check_limits(p.terms.limits)
+    unknown = (p.terms.allow | p.terms.deny) - VERBS
+    if unknown:
+        known = ", ".join(sorted(VERBS))
+        raise bad_request(
+            f"unknown verb to allow or deny: {', '.join(sorted(unknown))}; choose from: {known}"
+        )
+
+
+def check_meter(p: Prepared, _: Surroundings) -> None:
+    meter = p.output.meter
+    if meter is None or meter in UNREAD:
+        return
+    known = [program.name for program in AGENT_PROGRAMS]
+    if meter not in known:
+        names = ", ".join([*known, *UNREAD])
+        raise bad_request(f"unknown meter '{meter[:80]}'; choose from: {names}")
+    if not p.output.kept:
+        raise bad_request(
+            f"the meter '{meter}' has nothing to read: this run's output is not kept in files"
+        )

@@ -1,0 +1,62 @@
+"""What the daemon reads around a request to start a run."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+
+import trio
+
+from ..agents.registered import Registered
+from ..agents.setup_reader import NO_SETUPS, TreeSetups
+from ..core.state.access import Peer
+from ..core.state.request import SessionAsked
+from ..processes.credentials import Credentials
+from ..protocol.messages import Spawn
+from ..protocol.types import RunId, RunInfo
+from ..runs.live import Live
+
+
+async def _at_once() -> None:
+    """Who prepares in a task of its own keeps nobody waiting."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Surroundings:
+    order: Spawn
+    """What was asked."""
+    peer: Peer
+    """On whose behalf: who has asked, or the live run above the one that is continued."""
+    user: Credentials | None
+    """Who executes the command (`LaunchSpec.user`)."""
+    client: int
+    """The process that asks."""
+    connection: int = 0
+    """Its connection."""
+    session: SessionAsked | None = None
+    """What makes the run a session."""
+    earlier: RunInfo | None = None
+    """The ended run whose agent's session is continued."""
+    threads: trio.CapacityLimiter | None = None
+    """For the search of that session: a user's file system may not answer."""
+    prints_in: RunId | None = None
+    """The run above whose metered stdout is also that of the run to be."""
+    aside: Callable[[], Awaitable[None]] = _at_once
+    """Called before anything is awaited (`Background.begin`)."""
+    live: Mapping[RunId, Live]
+    agents: Mapping[str, Registered]
+    find: Callable[[str], RunInfo | None]
+    """Returns the run that the peer means by an id, a name or a prefix. Raises `RequestError`."""
+    caller: Live | None = field(init=False)
+    """The run that the peer is in."""
+    setups: TreeSetups = field(init=False, default=NO_SETUPS)
+    """How the agent programs of the tree are led to their models. A new tree's are read."""
+
+    def __post_init__(self) -> None:
+        run = self.peer.run
+        self.caller = self.live.get(run) if run is not None else None
+        if self.caller is not None:
+            self.setups = self.live[self.caller.run.root.id].setups
+
+    @property
+    def explicit(self) -> bool:
+        """The request itself asks for the gateway."""
+        return bool(self.order.gateway)
