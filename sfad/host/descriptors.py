@@ -14,7 +14,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
-from typing import Self
 
 from .tasks import LoopRounds
 
@@ -177,30 +176,6 @@ def close_soon(descriptors: Iterable[int], sender: str, *, unwelcome: bool = Fal
             del _senders[sender]
     for _ in range(wanted):
         _start(sender, queue)
-
-
-class Taken:
-    """Descriptors that came with a request. As a context, it closes those that were not handed
-    on."""
-
-    def __init__(self, descriptors: list[int], sender: str) -> None:
-        self._open = descriptors
-        self._sender = sender
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._open:
-            close_soon(self._open, self._sender)
-
-    def __getitem__(self, at: int) -> int:
-        return self._open[at]
-
-    def hand_on(self) -> list[int]:
-        """Return them, to be closed by who has them then."""
-        handed, self._open = self._open, []
-        return handed
 
 
 def _start(sender: str, queue: _Sender) -> None:

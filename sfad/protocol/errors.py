@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 from math import isfinite
 
-from .types import ErrorCode, Limit
+from .types import ErrorCode, Limit, LimitKind
 
 MAX_SOURCE = 128
 """Characters that say where a limit was set."""
@@ -34,13 +34,13 @@ def too_many(what: str, value: int, most: int) -> RequestError:
 
 def check_limits(limits: Sequence[Limit]) -> tuple[Limit, ...]:
     """Return the limits, which must differ in their kinds."""
-    kinds = [limit.kind for limit in limits]
-    twice = next((kind for kind in kinds if kinds.count(kind) > 1), None)
-    if twice is not None:
-        raise bad_request(f"the limit '{twice}' is given more than once")
-    odd = next((limit for limit in limits if not isfinite(limit.threshold)), None)
-    if odd is not None:
-        raise bad_request(f"{odd.kind} = {odd.threshold} is not a finite number")
-    if any(len(limit.source) > MAX_SOURCE for limit in limits):
-        raise bad_request(f"the source of a limit has more than {MAX_SOURCE} characters")
+    kinds = set[LimitKind]()
+    for limit in limits:  # no call for each: they are right in nearly every request
+        if limit.kind in kinds:
+            raise bad_request(f"the limit '{limit.kind}' is given more than once")
+        kinds.add(limit.kind)
+        if not isfinite(limit.threshold):
+            raise bad_request(f"{limit.kind} = {limit.threshold} is not a finite number")
+        if len(limit.source) > MAX_SOURCE:
+            raise bad_request(f"the source of a limit has more than {MAX_SOURCE} characters")
     return tuple(limits)

@@ -85,12 +85,14 @@ def _logins(env: Iterable[bytes], setups: TreeSetups) -> dict[str, str]:
     """Return hashes of the credentials in an environment, and of Codex's login, by provider: they
     tell which subscription a run will use, or that it will use none."""
     # one call of C for each of some hundred variables, of which nearly none is one of these
-    found = [item.partition(b"=") for item in env if item.startswith(_LOGIN_VARIABLES)]
     codex = setups.of("codex").account
-    own = {"openai": codex} if codex else {}
-    return own | {
-        _LOGINS[name]: digest(value.decode("latin-1")) for name, _, value in found if value
-    }
+    found: dict[str, str] = {"openai": codex} if codex else {}
+    for item in env:
+        if item.startswith(_LOGIN_VARIABLES):
+            name, _, value = item.partition(b"=")
+            if value:
+                found[_LOGINS[name]] = digest(value.decode("latin-1"))
+    return found
 
 
 def _tells_late(p: Prepared, argv: Sequence[str]) -> bool:
@@ -114,6 +116,8 @@ def _placeholders(p: Prepared) -> dict[str, str]:
     given = dict(p.command.placeholders)
     if p.task is not None:
         given["task"] = p.task
+    if not given:
+        return given
     return {
         name: given[name] if len(given[name]) <= MAX_SHOWN else given[name][:MAX_SHOWN] + "…"
         for name in ("task", "model", "provider")

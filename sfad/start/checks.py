@@ -70,9 +70,9 @@ def check_characters(p: Prepared, _: Surroundings) -> None:
     for tool in (*p.terms.allowed_tools, *p.terms.blocked_tools):
         if "\0" in tool:
             raise bad_request("a NUL character in the name of a tool")
-    labels = [word for pair in identity.labels.items() for word in pair]
     for name, texts in (
-        ("a label", labels),
+        ("a label", identity.labels),
+        ("a label", identity.labels.values()),
         ("--type", [identity.run_type]),
         ("--channel", [identity.channel]),
     ):
@@ -88,7 +88,7 @@ def check_bounds(p: Prepared, around: Surroundings) -> None:
     isolation = p.parts.isolation or _NO_ISOLATION
     paths = (*isolation.writable, *isolation.readable)
     tools = (*terms.allowed_tools, *terms.blocked_tools)
-    labels = max((len(word) for pair in identity.labels.items() for word in pair), default=0)
+    labels = max(map(len, (*identity.labels, *identity.labels.values())), default=0)
     for what, value, limit in (
         ("bytes of cwd", len(p.command.cwd), 4096),
         (
@@ -128,8 +128,9 @@ def check_bounds(p: Prepared, around: Surroundings) -> None:
     ):
         if value > limit:  # no call for each: all are right in nearly every request
             raise too_many(what, value, limit)
-    if any("," in name or "\0" in name for name in identity.claim.names):
-        raise bad_request("a comma or a NUL character in a claimed name")
+    for name in identity.claim.names:
+        if "," in name or "\0" in name:
+            raise bad_request("a comma or a NUL character in a claimed name")
 
 
 def check_values(p: Prepared, _: Surroundings) -> None:
@@ -138,8 +139,9 @@ def check_values(p: Prepared, _: Surroundings) -> None:
         raise bad_request(f"umask must be 0 to 0o777, got {p.command.umask:#o}")
     isolation = p.parts.isolation or _NO_ISOLATION
     for kind, paths in (("writable", isolation.writable), ("readable", isolation.readable)):
-        if any(not path.startswith(b"/") for path in paths):
-            raise bad_request(f"each {kind} path must be absolute")
+        for path in paths:
+            if not path.startswith(b"/"):
+                raise bad_request(f"each {kind} path must be absolute")
     if not p.command.cwd.startswith(b"/"):
         raise bad_request(f"cwd must be absolute, got {p.command.cwd!r}")
     check_limits(p.terms.limits)

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from ....core.state.access import Peer
 from ....core.state.policy import Invalid
 from ....core.state.request import SessionAsked
-from ....host.descriptors import Taken
+from ....host.descriptors import close_soon
 from ....protocol.errors import (
     RequestError,
     bad_request,
@@ -51,7 +51,8 @@ MAX_AFTER = 64
 async def spawn(asker: Asker, request: Spawn, session: SessionAsked | None = None) -> None:
     """Prepare what is asked for, and have the core decide about it. Raise `RequestError`,
     `OSError`."""
-    with _taken(asker, request) as descriptors:
+    descriptors = _take_descriptors(asker, request)
+    try:
         if _answered_again(asker, request):
             return
         runtime, around = asker.runtime, _around(asker, request, session)
@@ -72,29 +73,32 @@ async def spawn(asker: Asker, request: Spawn, session: SessionAsked | None = Non
             if request.watch:
                 push(asker, run)
 
-        runtime.starting.start(prepared, around, asker, descriptors.hand_on(), on_admit)
+        handed, descriptors = descriptors, []
+        runtime.starting.start(prepared, around, asker, handed, on_admit)
+    finally:
+        if descriptors:
+            close_soon(descriptors, asker.connection.sender_group)
 
 
-def _taken(asker: Asker, request: Spawn) -> Taken:
+def _take_descriptors(asker: Asker, request: Spawn) -> list[int]:
     """Return the descriptors that came with a request. Raise `RequestError`."""
-    sender = asker.connection.sender_group
     found = (
         asker.connection.take(request.descriptors)
         if request.descriptors <= MAX_DESCRIPTORS
         else None
     )
-    taken, expected = Taken(found or [], sender), descriptors_of(request)
+    expected = descriptors_of(request)
     if found is not None and len(found) == expected:
-        return taken
-    with taken:
-        raise bad_request(
-            f"stdio '{request.stdio}' with stdin '{request.stdin}' takes {expected} "
-            f"descriptors; {request.descriptors} announced"
-        )
+        return found
+    close_soon(found or [], asker.connection.sender_group)
+    raise bad_request(
+        f"stdio '{request.stdio}' with stdin '{request.stdin}' takes {expected} "
+        f"descriptors; {request.descriptors} announced"
+    )
 
 
 def _prints_in(
-    asker: Asker, caller: Live | None, request: Spawn, descriptors: Taken
+    asker: Asker, caller: Live | None, request: Spawn, descriptors: list[int]
 ) -> RunId | None:
     """Return the run above whose metered stdout is that of a run to be, too."""
     if caller is None or request.stdio != "inherit":
