@@ -293,6 +293,7 @@ def _become_client() -> None:
 
 
 def _become_daemon() -> None:
+    import sfad.cli  # and with it typer, which takes a quarter of a start
     import sfad.daemon.serving  # noqa: F401 - what each daemon imports
     from sfad.__main__ import main
 

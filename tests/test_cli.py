@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from sfad import __version__
 from sfad.cli import app
 from sfad.daemon import serving
+from tests.tiers import first
 
 
 @pytest.mark.parametrize(
@@ -52,6 +53,7 @@ def test_other_options_are_refused_with_a_message(arguments: list[str], says: st
     assert says in done.stderr
 
 
+@first(1)
 @pytest.mark.parametrize("number", ["99", "9" * 30])
 def test_a_ready_fd_that_is_not_open(number: str) -> None:
     command = [sys.executable, "-m", "sfad", "serve", "--ready-fd", number]
@@ -60,6 +62,7 @@ def test_a_ready_fd_that_is_not_open(number: str) -> None:
     assert done.stderr.startswith(f"sfad: --ready-fd {number}: not an open descriptor: ")
 
 
+@first(1)
 @pytest.mark.parametrize(
     "arguments",
     [["--config", "/nowhere", "check-config"], ["check-config", "--config", "/nowhere"]],
@@ -109,6 +112,7 @@ def test_serving_does_not_import_typer() -> None:
     assert done.stdout == "[]\n"
 
 
+@first(1)
 @pytest.mark.parametrize(
     ("variable", "value"),
     [
@@ -138,6 +142,7 @@ def test_garbage_in_a_variable_is_an_error(tmp_path: Path, variable: str, value:
     assert done.stderr.rstrip().endswith("unset it")
 
 
+@first(1)
 @pytest.mark.parametrize(
     ("variable", "what"),
     [

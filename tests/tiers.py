@@ -1,9 +1,12 @@
 """Which tests belong to the fast tier, and what was left out and why: a plugin of pytest.
 
-`make test` runs the fast tier: all that needs nothing but Python and this kernel. `make test-all`
-runs the rest. pytest itself runs both unless `--tier` says otherwise. To the rest belong
+`make test` runs the fast tier: at least one test of each promise that needs nothing but Python and
+this kernel. `make test-all` runs the rest. pytest itself runs both unless `--tier` says otherwise.
+To the rest belong
 
 - tests with `@pytest.mark.rest("why")`, and the files and directories of `REST`;
+- variants of a test that the fast tier has: those with `@variant`, and of a test with `@first(3)`
+  all parameters but the first three;
 - tests with `@pytest.mark.needs("bwrap", …)`: programs that a machine may lack, or root. They are
   skipped where one is missing;
 - of each end-to-end test that is tried in both containments, the second one: tags, or cgroups where
@@ -65,6 +68,17 @@ REST = {
 """Files and directories below tests/ that the fast tier does not even import, because it does not
 install what they need, or because they try tools of the maintainers."""
 
+VARIANTS = "variants of tests that ran: make test-all"
+variant = pytest.mark.rest(VARIANTS)
+"""Marks a test that tries again, in another way, what a test of the fast tier tries: another crash,
+another attack, a re-execution instead of a restart."""
+
+
+def first(keep: int = 1) -> pytest.MarkDecorator:
+    """Mark a test of which the fast tier tries only the first `keep` parameters."""
+    return pytest.mark.first(keep)
+
+
 COMPLETE = "SFAD_TEST_COMPLETE"
 """Set where everything that can be installed is installed: then a test is skipped only for what is
 listed here."""
@@ -107,6 +121,7 @@ def pytest_configure(config: pytest.Config) -> None:
         hypothesis.settings.register_profile("few", max_examples=examples(100))
         hypothesis.settings.load_profile("few")
     config.addinivalue_line("markers", "rest(why): only `make test-all` runs this test")
+    config.addinivalue_line("markers", "first(keep): `make test` tries so many of its parameters")
     config.addinivalue_line(
         "markers", "needs(program, …): skipped without; only `make test-all` runs this test"
     )
@@ -124,12 +139,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out the tests of the other tier."""
     tier = config.getoption("--tier")
     kept, left_out = [], []
+    tried: Counter[str] = Counter()
     for item in items:
         if why_not := _why_impossible(
             [need for mark in item.iter_markers("needs") for need in mark.args]
         ):
             item.add_marker(pytest.mark.skip(why_not))
         why = _why_rest(item)
+        if why is None and (mark := item.get_closest_marker("first")):
+            test = item.nodeid.partition("[")[0]
+            tried[test] += 1
+            why = VARIANTS if tried[test] > mark.args[0] else None
         if (
             tier == "all"
             or (tier == "rest") == (why is not None)
@@ -155,9 +175,8 @@ def sampled(values: Iterable[Any], *, keep: int = 1, ids: Iterable[str] | None =
     """Return parameters of which only the first `keep` belong to the fast tier."""
     values = list(values)
     names = [None] * len(values) if ids is None else list(ids)
-    more = pytest.mark.rest("more of the same, for seconds")
     return [
-        pytest.param(value, id=name, marks=[more] if at >= keep else [])
+        pytest.param(value, id=name, marks=[variant] if at >= keep else [])
         for at, (value, name) in enumerate(zip(values, names, strict=True))
     ]
 
@@ -188,11 +207,13 @@ def _why_rest(item: pytest.Item) -> str | None:
         return str(mark.args[0])
     if why := _why_place(item.path):
         return why
-    if item.nodeid.startswith("tests/e2e/") and _parameters(item).get("containment") == (
-        "cgroup" if no_cgroup() else "tags"
-    ):
+    if item.nodeid.startswith("tests/e2e/") and _second_containment() in _parameters(item).values():
         return "the second containment"
     return None
+
+
+def _second_containment() -> str:
+    return "cgroup" if no_cgroup() else "tags"
 
 
 def _varies(item: pytest.Item) -> bool:

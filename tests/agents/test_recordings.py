@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sfad.agents import Reading
 from sfad.protocol.types import ApiTrouble, Tokens
 from tests.agents.recordings import RECORDINGS, STREAMS, program_of, read, samples
-from tests.tiers import sampled
+from tests.tiers import first, sampled
 
 OPUS = "claude-opus-4-8"
 
@@ -133,6 +133,7 @@ def test_what_a_recording_says(name: str) -> None:
 SMALLEST_FIRST = sorted(samples(), key=lambda name: len(samples()[name][1]))
 
 
+@first(3)
 @pytest.mark.parametrize("name", sampled(SMALLEST_FIRST, keep=8))
 def test_every_split_reads_the_same(name: str) -> None:
     program, data = samples()[name]

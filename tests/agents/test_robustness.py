@@ -17,6 +17,7 @@ from sfad.agents import Reading, named
 from sfad.agents.counters import MAX_LINE, MAX_MODELS, MAX_NAME, MAX_TOOLS, MAX_WORDS
 from sfad.protocol.units import MOST_COUNTED, MOST_SPENT
 from tests.agents.recordings import JSONL, STREAMS, USAGE_EVENTS, in_all, lines, read, samples
+from tests.tiers import first
 
 SAMPLES = samples()
 PROGRAMS = sorted({program for program, _ in SAMPLES.values()})
@@ -83,6 +84,7 @@ def variants(value: Any) -> Iterator[Any]:
         yield from ([changed, *value[1:]] for changed in variants(value[0]))
 
 
+@first(4)
 @pytest.mark.parametrize("name", SAMPLES)
 def test_wrong_types_anywhere(name: str) -> None:
     program, data = SAMPLES[name]

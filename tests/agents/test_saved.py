@@ -17,7 +17,7 @@ from sfad.agents.counters import MAX_LINE
 from tests.agents.recordings import COMMANDS, lines, read, samples
 from tests.agents.test_recordings import JUNK
 from tests.agents.test_robustness import GOOD, PROGRAMS
-from tests.tiers import sampled
+from tests.tiers import first, sampled
 
 SAMPLES = samples()
 SMALLEST_FIRST = sorted(SAMPLES, key=lambda name: len(SAMPLES[name][1]))
@@ -38,6 +38,7 @@ def read_on(program: str, *parts: bytes, argv: list[str] | None = None) -> Readi
     return one.reading
 
 
+@first(3)
 @pytest.mark.parametrize("name", sampled(SMALLEST_FIRST, keep=8))
 def test_every_split_reads_the_same(name: str) -> None:
     program, data = SAMPLES[name]
@@ -52,6 +53,7 @@ def test_every_split_reads_the_same(name: str) -> None:
         before.feed(data[at : at + 1])
 
 
+@first(3)
 @pytest.mark.parametrize("name", SAMPLES)
 def test_a_daemon_for_every_byte_reads_the_same(name: str) -> None:
     program, data = SAMPLES[name]

@@ -17,6 +17,7 @@ from sfad.agents.program import SessionHead, SessionSearch, timestamp
 from sfad.protocol.requests.subscriptions import SeenWindow
 from sfad.protocol.types import Tokens
 from tests.agents.test_robustness import check, variants
+from tests.tiers import first
 
 RECORDED = Path(__file__).parent / "sessions"
 CWD = "/home/ann/my project"
@@ -130,6 +131,7 @@ def test_a_claude_interrupted_before_an_answer_came_stays_partial() -> None:
     assert not read("claude", b"".join([*lines, interrupted, total])).partial
 
 
+@first(2)
 @pytest.mark.parametrize("name", ["claude", "codex", "gemini", "qwen", "copilot"])
 def test_any_field_may_be_anything(name: str) -> None:
     for line in recording(name).splitlines():

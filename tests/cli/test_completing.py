@@ -11,6 +11,7 @@ from sfactl import spawn_options, verbs
 from sfactl.connection import Client
 from sfad.protocol.types import LimitKind
 from tests.harness import started
+from tests.tiers import first
 
 from .conftest import PATIENCE, World
 
@@ -89,6 +90,7 @@ LINES: dict[str, set[str]] = {
 }
 
 
+@first(10)
 @pytest.mark.parametrize("line", LINES)
 def test_a_line(runs: World, line: str) -> None:
     assert set(offered(runs, "bash", line)) == LINES[line]

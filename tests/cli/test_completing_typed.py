@@ -13,7 +13,7 @@ import pytest
 
 from sfactl.connection import Client
 from tests.harness import started
-from tests.tiers import sampled
+from tests.tiers import variant
 
 from .conftest import World
 from .test_completing import ASK
@@ -98,7 +98,8 @@ def listed(shell: Screen, keys: str) -> list[str]:
     return re.findall(r'"id":"(\w+)","name"', found)
 
 
-@pytest.mark.parametrize("keys", sampled(["--label k{}.\t", "--label=k{}.\t"]))
+@variant
+@pytest.mark.parametrize("keys", ["--label k{}.\t", "--label=k{}.\t"])
 def test_a_label_stays_a_text(
     shell: Screen, runs: dict[str, str], tmp_path: Path, keys: str
 ) -> None:
@@ -107,6 +108,7 @@ def test_a_label_stays_a_text(
         assert not os.listdir(tmp_path / "place"), word
 
 
+@variant
 def test_within_quotes(shell: Screen, runs: dict[str, str], tmp_path: Path) -> None:
     for word in ("plain", "command", "escaped", "signs", "history"):
         assert listed(shell, f"sfactl list --json --label 'k{word}.\t") == [runs[f"k{word}."]], word

@@ -17,7 +17,7 @@ import pytest
 from sfactl.connection import Client
 from sfad.protocol import messages as m
 from tests.harness import PYTHON, alive, started, wait_until
-from tests.tiers import sampled
+from tests.tiers import first, sampled, variant
 
 from .conftest import SFACTL, World
 
@@ -72,6 +72,7 @@ def program(path: Path, text: str) -> None:
 SKIPS = "--dangerously-skip-permissions"
 
 
+@first(1)
 @pytest.mark.parametrize("told", [SKIPS, ""])
 def test_a_text_of_the_run_becomes_no_option(place: MakeDesk, tmp_path: Path, told: str) -> None:
     """opencode prints its session's id, and keeps it in a database. A run can write to both."""
@@ -218,6 +219,7 @@ def test_a_run_is_continued_once(place: MakeDesk) -> None:
     assert (third["continues"], third["line"]["runs"]) == (new, [first, new, third["id"]])
 
 
+@variant
 def test_a_run_is_continued_from_a_directory_that_was_removed(
     place: MakeDesk, tmp_path: Path
 ) -> None:
@@ -237,6 +239,7 @@ def test_a_run_is_continued_from_a_directory_that_was_removed(
     assert waited(world, done.stdout.strip())["continues"] == first
 
 
+@variant
 def test_a_request_whose_reply_was_lost_may_be_repeated(place: MakeDesk) -> None:
     world = place()
     first = ended(world, "claude", "please fail")["id"]
@@ -262,6 +265,7 @@ def test_the_rows_remember_who_continues_whom(place: MakeDesk) -> None:
     assert world.json("info", second)["line"]["runs"] == [first, second]
 
 
+@first(1)
 @pytest.mark.parametrize(
     ("spoil", "why"),
     [
@@ -383,6 +387,7 @@ def test_everything_is_killed(place: MakeDesk, lost: bool) -> None:
     wait_until(lambda: not list(kept.iterdir()), "no environment is kept of what has ended")
 
 
+@variant
 def test_what_a_stop_of_the_daemon_has_ended_goes_on(place: MakeDesk) -> None:
     world = place(lost=True)
     run = hanging(world)
@@ -428,6 +433,7 @@ def test_attempts_that_resume(place: MakeDesk) -> None:
     world.sfactl("run", "--resume", "claude", "x", code=2)
 
 
+@variant
 def test_an_attempt_that_is_lost_resumes(place: MakeDesk) -> None:
     world = place()
     run = hanging(world, "--attempts", "2", "--resume", "--retry-delay", "100ms")
@@ -455,6 +461,7 @@ def test_an_agent_with_a_command_of_its_own(place: MakeDesk) -> None:
     assert third["argv"][-2:] == ["--", "--evil"]
 
 
+@first(1)
 @pytest.mark.parametrize("limits", [("--resume",), ("--limit", "silence=1s:continue")])
 def test_further_attempts_of_such_an_agent_continue_its_session(
     place: MakeDesk, limits: tuple[str, ...]

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from tests.harness import wait_until
+from tests.tiers import first, variant
 
 from .conftest import PATIENCE, World
 
@@ -107,6 +108,7 @@ def test_quiet_silences_progress_and_never_the_reason_of_a_failure(
         assert why in ours[0]
 
 
+@first(1)
 @pytest.mark.parametrize("options", ["", "-q"])
 def test_a_failure_deep_in_a_tree_is_told_once(daemon: World, options: str) -> None:
     inner = f"$SFACTL run {options} --name deepest -- sh -c 'echo no such key >&2; exit 3'"
@@ -250,6 +252,7 @@ def test_stdin_is_passed_and_not_pumped(daemon: World) -> None:
     assert done.stdout == "run: first\nsecond\n"
 
 
+@first(1)
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_closed_descriptors_do_no_harm(daemon: World, closed: str) -> None:
     script = f"$SFACTL run -q -- sh -c 'cat; echo out; echo err >&2; exit 4' {closed}"
@@ -298,6 +301,7 @@ def test_a_reader_that_goes_away_ends_client_and_run_quietly(daemon: World) -> N
     daemon.sfactl("wait", run_of(daemon), code=143)
 
 
+@first(1)
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
@@ -541,6 +545,7 @@ def test_a_run_outlives_its_daemon_and_its_output_goes_on(
     assert line(process) == b""
 
 
+@variant
 @pytest.mark.alone
 def test_ctrl_c_without_a_daemon_stops_the_run_when_there_is_one(
     start: Start, daemon: World

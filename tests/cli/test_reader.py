@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.tiers import sampled
+from tests.tiers import first, sampled
 
 from .conftest import PATIENCE, World
 
@@ -41,6 +41,7 @@ QUIET = {
 ALL = FOLLOWERS | QUIET
 
 
+@first(1)
 @pytest.mark.usefixtures("run")
 @pytest.mark.parametrize("name", FOLLOWERS)
 def test_it_ends_with_its_reader(daemon: World, name: str) -> None:

@@ -23,6 +23,7 @@ from sfactl.connection import Client, ConnectionLost
 from sfad.protocol import messages as m
 from sfad.protocol.types import Event, Refusal, Rule, RunInfo, Status
 from tests.harness import wait_until
+from tests.tiers import first
 
 from .conftest import PATIENCE, World
 from .samples import NOON, daemon, reason, run
@@ -231,6 +232,7 @@ def test_a_spawn_that_is_refused_the_second_time_is_refused(
     assert "too deep" in err
 
 
+@first(1)
 @pytest.mark.parametrize("verb", ["spawn", "run"])
 def test_a_spawn_that_takes_the_daemon_down_is_not_sent_for_ever(
     server: Scripted, client: Starter, verb: str
@@ -243,6 +245,7 @@ def test_a_spawn_that_takes_the_daemon_down_is_not_sent_for_ever(
     assert len(server.asked) == 1 + m.Spawn.repeats
 
 
+@first(1)
 @pytest.mark.parametrize("verb", ["spawn", "run"])
 def test_a_daemon_that_does_not_come_back_is_told_after_a_while(
     server: Scripted, life: Life, client: Starter, verb: str
@@ -270,6 +273,7 @@ def test_a_first_connection_is_not_waited_for(world: World) -> None:
     assert time.monotonic() - began < 5 * connection.RECONNECT / 2
 
 
+@first(1)
 @pytest.mark.parametrize("verb", ["spawn", "run"])
 def test_inside_a_run_none_is_started_in_its_place(
     world: World, server: Scripted, life: Life, client: Starter, verb: str
@@ -653,6 +657,7 @@ def test_a_stop_in_vain_says_what_may_live(server: Scripted, life: Life, client:
     assert (code, "may still be alive" in err) == (69, True)
 
 
+@first(1)
 @pytest.mark.parametrize("verb", ["wait", "stop"])
 def test_ctrl_c_ends_waiting_for_a_daemon(
     server: Scripted, life: Life, client: Starter, verb: str
@@ -666,6 +671,7 @@ def test_ctrl_c_ends_waiting_for_a_daemon(
     assert ended(process) == (130, "", "")
 
 
+@first(1)
 @pytest.mark.parametrize("as_json", [True, False])
 def test_followers_go_on_where_they_were(
     server: Scripted, life: Life, client: Starter, tmp_path: Path, as_json: bool
@@ -770,6 +776,7 @@ QUESTIONS = [
 ]
 
 
+@first(2)
 @pytest.mark.parametrize("words", [*QUESTIONS, ["pause", "a1"]], ids=lambda words: words[0])
 def test_what_changes_nothing_is_asked_once_more(
     server: Scripted, client: Starter, words: list[str]
@@ -797,6 +804,7 @@ ONCE = [
 ]
 
 
+@first(2)
 @pytest.mark.parametrize("words", ONCE, ids=lambda words: words[0])
 def test_what_counts_is_never_sent_twice(
     server: Scripted, client: Starter, words: list[str]

@@ -17,6 +17,7 @@ from sfactl.output import own_user
 from sfad.protocol import messages as m
 from sfad.protocol.types import After, Claim, ErrorCode, Status
 from tests.harness import ended, spawn, started, stopped, wait_until
+from tests.tiers import variant
 
 from .conftest import World
 
@@ -344,6 +345,7 @@ def test_reload_says_what_changed_or_why_nothing_did(daemon: World) -> None:
     }
 
 
+@variant
 @pytest.mark.alone
 def test_a_death_of_the_daemon_undoes_neither_prune_nor_limit(daemon: World) -> None:
     with Client(daemon.socket) as client:

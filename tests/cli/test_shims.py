@@ -13,6 +13,7 @@ import pytest
 
 from sfad.protocol import shim_files
 from tests.harness import wait_until
+from tests.tiers import variant
 
 from .conftest import PATIENCE, SFACTL, World
 from .test_terminal import Screen
@@ -422,6 +423,7 @@ def test_install_list_remove(world: World, tmp_path: Path) -> None:
         assert world.sfactl(*path).stdout == "/usr/bin:/bin\n"
 
 
+@variant
 def test_an_interpreter_with_a_long_or_odd_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from tests.agents.recordings import STREAMS
 from tests.agents.test_text import START, delta, lines, result, said
+from tests.tiers import first, variant
 
 from .conftest import PATIENCE, World
 
@@ -290,6 +291,7 @@ def test_text_comes_as_the_stream_does(agent: Callable[..., Agent]) -> None:
     assert it.end() == b""
 
 
+@variant
 def test_text_is_shown_once_over_a_crash_of_the_daemon(world: World, tmp_path: Path) -> None:
     world.begin()
     try:
@@ -305,6 +307,7 @@ def test_text_is_shown_once_over_a_crash_of_the_daemon(world: World, tmp_path: P
         world.end()
 
 
+@first(2)
 @pytest.mark.parametrize("other", ["--raw", "--json", "--no-log", "--stdio=inherit"])
 def test_text_and_what_excludes_it(daemon: World, other: str) -> None:
     assert (

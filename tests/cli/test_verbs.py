@@ -16,6 +16,7 @@ import pytest
 
 from sfad.protocol.types import RunInfo
 from tests.harness import wait_until
+from tests.tiers import variant
 
 from .conftest import PATIENCE, SFACTL, World
 
@@ -136,6 +137,7 @@ def test_wait_prints_each_and_exits_with_the_first_that_did_not_complete(daemon:
     assert "not over" in daemon.sfactl("wait", "--timeout", "50ms", long, code=75).stderr
 
 
+@variant
 @pytest.mark.alone
 def test_waiting_goes_on_across_a_death_of_the_daemon(start: Start, daemon: World) -> None:
     run = daemon.spawn("--", "sleep", "60")

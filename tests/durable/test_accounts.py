@@ -11,6 +11,7 @@ from sfad.core.state.account import Account, OpenReservation, Use
 from sfad.core.state.budgets import to_nanos, to_usd
 from sfad.durable.snapshots import from_saved, to_saved
 from sfad.protocol.types import LimitKind
+from tests.tiers import first
 
 HOLD = {
     "model": "m",
@@ -58,6 +59,7 @@ def test_dollars_are_loaded_as_nano_dollars() -> None:
     assert account.used(LimitKind.TOKENS) == 12 + 1115 + 10
 
 
+@first(2)
 @pytest.mark.parametrize(
     "form",
     [

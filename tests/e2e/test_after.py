@@ -14,6 +14,7 @@ from sfad.protocol import messages as m
 from sfad.protocol.types import After, RunInfo, Status
 from tests.conftest import GENEROUS, Start
 from tests.harness import Daemon, ended, environment, spawn, started, stopped, wait_until
+from tests.tiers import first
 
 from .agents import info
 
@@ -111,6 +112,7 @@ def test_pausing_the_awaited_run_holds(daemon: Daemon, tmp_path: Path) -> None:
         assert ended(client, waits.id).status is Status.COMPLETED
 
 
+@first(1)
 @pytest.mark.parametrize("how", ["killed", "re-executed"])
 def test_it_survives_the_daemon(share: Start, tmp_path: Path, how: str) -> None:
     daemon = share()
@@ -129,6 +131,7 @@ def test_it_survives_the_daemon(share: Start, tmp_path: Path, how: str) -> None:
         assert [ended(client, run.id).status for run in (waits, last)] == [Status.COMPLETED] * 2
 
 
+@first(1)
 @pytest.mark.parametrize(("word", "status"), [("", Status.COMPLETED), (":ok", Status.CANCELLED)])
 def test_an_end_without_a_daemon_is_noticed(
     share: Start, tmp_path: Path, word: str, status: Status

@@ -39,6 +39,7 @@ from tests.harness import (
     with_fuse,
 )
 from tests.leaks import cgroups
+from tests.tiers import first, variant
 
 from .agents import limit
 
@@ -183,6 +184,7 @@ def test_an_orphan_that_left_its_cgroup_is_stopped_with_its_run(attacked: Target
         stopped(client, other.id)
 
 
+@variant
 def test_an_orphan_that_left_its_cgroup_is_found_by_the_next_daemon(
     tmp_path: Path, user: str, mode: str
 ) -> None:
@@ -236,6 +238,7 @@ def test_an_orphan_that_sheds_its_marks_after_it_was_seen_is_stopped_with_its_ru
         stopped(client, other.id)
 
 
+@variant
 def test_orphans_that_leave_and_shed_their_marks_in_the_grace_are_killed(by_cgroup: Target) -> None:
     with by_cgroup.daemon.client() as client:
         other = sleeper(client)
@@ -246,6 +249,7 @@ def test_orphans_that_leave_and_shed_their_marks_in_the_grace_are_killed(by_cgro
         stopped(client, other.id)
 
 
+@variant
 def test_an_orphan_that_forks_and_exits_without_pause_ends_with_its_run(by_cgroup: Target) -> None:
     with by_cgroup.daemon.client() as client:
         for _ in range(20):
@@ -260,6 +264,7 @@ def test_an_orphan_that_forks_and_exits_without_pause_ends_with_its_run(by_cgrou
             assert not left
 
 
+@first(1)
 @pytest.mark.parametrize("how", ["main_leaves", "main_leaves_and_removes"])
 def test_a_main_process_that_left_its_cgroup_is_stopped(attacked: Target, how: str) -> None:
     with attacked.daemon.client() as client:
@@ -272,6 +277,7 @@ def test_a_main_process_that_left_its_cgroup_is_stopped(attacked: Target, how: s
         assert (info.status, info.signal) == (Status.CANCELLED, signal.SIGTERM)
 
 
+@variant
 def test_a_main_process_that_left_its_cgroup_has_a_time_limit(attacked: Target) -> None:
     with attacked.daemon.client() as client:
         for seconds in (1, 5, 25):  # on a busy machine the agent may not get so far in less
@@ -284,6 +290,7 @@ def test_a_main_process_that_left_its_cgroup_has_a_time_limit(attacked: Target) 
         assert not alive(attacked.pid_said(run))
 
 
+@variant
 def test_a_main_process_that_left_its_cgroup_is_paused(attacked: Target) -> None:
     with attacked.daemon.client() as client:
         run = attacked.agent(client, "main_leaves")
@@ -437,6 +444,7 @@ def test_a_main_process_whose_zombie_is_held_by_its_tracer(attacked: Target) -> 
         assert not alive(run.pid)
 
 
+@variant
 def test_a_tracer_outside_the_run(tmp_path: Path, containment: str) -> None:
     with target(tmp_path, "root", mode=containment) as attacked, attacked.daemon.client() as client:
         run = sleeper(client)

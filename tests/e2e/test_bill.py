@@ -20,6 +20,7 @@ from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo, Status
 from tests.conftest import Start
 from tests.harness import Daemon, ended, wait_until
+from tests.tiers import first, variant
 
 from .agents import info, limit
 from .provider import Provider
@@ -76,17 +77,18 @@ def assert_is_the_bill(daemon: Daemon, run: RunInfo, provider: Provider, mark: M
 # ---- how a call ends
 
 
+@first(3)
 @pytest.mark.parametrize(
     ("does", "mark"),
     [
         (None, "exact"),
         ("500", "exact"),
+        ("reset", "at least"),
         ("429", "exact"),
         ("529", "exact"),
         ("thinks", "exact"),
         ("caches", "exact"),
         ("fast", "exact"),
-        ("reset", "at least"),
         ("error", "at least"),
     ],
 )
@@ -98,6 +100,7 @@ def test_however_a_call_ends(
     assert_is_the_bill(serving, run, provider, mark)
 
 
+@first(1)
 @pytest.mark.parametrize(("padding", "bytes_a_token"), [(10, 1.2), (60_000, 5.0)])
 def test_a_call_that_never_begins_to_be_answered(
     serving: Daemon, provider: Provider, padding: int, bytes_a_token: float
@@ -122,6 +125,7 @@ def in_the_middle(daemon: Daemon, provider: Provider, client: Client, **plan: An
     return info(client, run.id)
 
 
+@first(1)
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGINT", "stop"])
 def test_however_a_run_ends(serving: Daemon, provider: Provider, how: str) -> None:
     with serving.client() as client:
@@ -159,6 +163,7 @@ def test_a_gateway_that_is_killed_in_the_middle_of_a_reply(
     assert_is_the_bill(serving, over, provider, "at least")
 
 
+@variant
 def test_a_gateway_that_is_killed_before_a_reply_begins_leaves_an_upper_bound_that_ends_no_run(
     serving: Daemon, provider: Provider
 ) -> None:
@@ -175,6 +180,7 @@ def test_a_gateway_that_is_killed_before_a_reply_begins_leaves_an_upper_bound_th
     assert (second["status"], "may not have been used" in second["said"]) == (400, True)
 
 
+@variant
 def test_a_run_that_is_paused_in_the_middle_of_a_reply(serving: Daemon, provider: Provider) -> None:
     with serving.client() as client:
         run = in_the_middle(serving, provider, client)

@@ -19,6 +19,7 @@ from sfad.protocol.types import LimitKind, RunInfo, Status
 from tests.conftest import Start
 from tests.harness import PYTHON, Daemon, alive, ended, spawn
 from tests.template import run_forked
+from tests.tiers import first, variant
 
 from .provider import Provider
 from .test_gateway import CALLER, calling, config, gateway, results
@@ -125,6 +126,7 @@ def test_the_gateway_starts_with_the_first_call_and_not_before(
         assert alive(pid)
 
 
+@variant
 def test_a_run_keeps_its_way_to_the_gateway_over_a_crash_of_the_daemon_that_had_started_none(
     fresh: Daemon, provider: Provider, tmp_path: Path
 ) -> None:
@@ -185,6 +187,7 @@ def test_a_strict_guard_takes_automatic_children_for_loops(
     ), refused.stderr
 
 
+@first(1)
 @pytest.mark.parametrize(
     "command", [["codex", "exec"], ["timeout", "9", "codex", "exec"], ["sh", "-c", "codex exec"]]
 )
@@ -258,6 +261,7 @@ def gemini(programs: Path) -> Path:
     return programs
 
 
+@first(1)
 @pytest.mark.parametrize("own", ["", "--max-old-space-size=999"])
 @pytest.mark.parametrize("command", [["gemini", "-p", "hi"], ["sh", "-c", "gemini -p hi"]])
 def test_nodejs_executes_what_leads_gemini_after_a_persons_own_options(
@@ -272,6 +276,7 @@ def test_nodejs_executes_what_leads_gemini_after_a_persons_own_options(
     assert found["GOOGLE_GEMINI_BASE_URL"] in module
 
 
+@first(1)
 @pytest.mark.parametrize(
     "command", [["gemini", "hi"], ["--", "gemini", "-p", "hi"], ["--", "sh", "-c", "gemini -p hi"]]
 )

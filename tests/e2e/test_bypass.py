@@ -18,6 +18,7 @@ from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo, Status
 from tests.conftest import Start
 from tests.harness import Daemon, ended, serve_in_thread, spawn, stopped, wait_until
+from tests.tiers import first
 
 from .agents import info, limit, state, until_event
 from .provider import Provider
@@ -109,6 +110,7 @@ def shared_host(share: Start, api: str) -> Daemon:
     return share(config=upstream, mode="cgroup")
 
 
+@first(1)
 @pytest.mark.parametrize("name", ["opencode", "something"])
 def test_a_call_to_a_models_api_is_told_and_ends_a_run_that_a_person_has_bounded(
     shared_host: Daemon, api: str, tmp_path: Path, name: str
@@ -166,6 +168,7 @@ for tokens in map(int, sys.argv[1:]):
 REPORTS = ["report", "--model", "claude-sonnet-4-5", "--input-tokens", "60k"]
 
 
+@first(1)
 @pytest.mark.parametrize("action", ["terminate", "pause"])
 @pytest.mark.parametrize("meter", ["jsonl", "report"])
 def test_an_agent_that_meters_itself_is_not_around_the_gateway(
@@ -218,6 +221,7 @@ def test_the_limit_of_an_agent_that_meters_itself_is_kept(gated: Daemon) -> None
     assert "around the gateway" not in done.stderr
 
 
+@first(1)
 @pytest.mark.parametrize("action", ["terminate", "warn"])
 def test_session_files_of_agent_programs_that_a_script_calls_past_the_gateway_count_for_its_run(
     gated: Daemon, tmp_path: Path, action: str
@@ -269,6 +273,7 @@ def own_home(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@first(1)
 @pytest.mark.parametrize("how", ["exec {}", "exec timeout 300 {}", "{}; true"])
 @pytest.mark.parametrize("address", ["", "ANTHROPIC_BASE_URL=https://api.anthropic.com"])
 def test_a_program_with_another_address_than_the_gateways_is_seen_by_its_first_call(

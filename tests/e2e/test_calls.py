@@ -18,6 +18,7 @@ from sfad.storage.ledger.database import open_reader
 from sfad.storage.ledger.queries import Reader
 from tests.conftest import Start
 from tests.harness import PATIENCE, PYTHON, Daemon, ended, spawn, stopped, wait_until
+from tests.tiers import variant
 
 from .agents import info, limit
 from .provider import Provider
@@ -44,13 +45,8 @@ def recorded(daemon: Daemon, run: str) -> list[CallInfo]:
 # ---- each one once
 
 
-@pytest.mark.parametrize(
-    ("point", "rows"),
-    [
-        ("RecordCall+1", 0),
-        pytest.param("RecordCall+3", 1, marks=pytest.mark.rest("more of the same, for seconds")),
-    ],
-)
+@variant
+@pytest.mark.parametrize(("point", "rows"), [("RecordCall+1", 0), ("RecordCall+3", 1)])
 def test_a_daemon_that_dies_beside_the_row_of_a_call_neither_loses_nor_doubles_it(
     gated: Daemon, provider: Provider, tmp_path: Path, point: str, rows: int
 ) -> None:
@@ -140,6 +136,7 @@ def test_a_held_call_is_shown_and_recorded_once(gated: Daemon, tmp_path: Path) -
     assert [each.state for each in recorded(gated, run)] == ["ended"]
 
 
+@variant
 def test_what_a_call_under_way_reserves_is_not_shown_as_used(gated: Daemon) -> None:
     daemon = gated
     with daemon.client() as client:

@@ -35,7 +35,7 @@ from tests.harness import (
 )
 from tests.leaks import cgroups
 from tests.template import run_forked
-from tests.tiers import sampled
+from tests.tiers import first, sampled
 
 from .agents import limit
 
@@ -175,6 +175,7 @@ def test_what_serve_refuses_check_config_refuses(tmp_path: Path, text: str, why:
 
 
 # runs stay in their cgroups whatever the config says of those
+@first(1)
 @pytest.mark.parametrize("key", ["users", "log"])
 def test_a_config_that_no_daemon_can_use_does_not_end_runs(start: Start, key: str) -> None:
     daemon, text = start(), REFUSED[key][0]
@@ -278,6 +279,7 @@ pids = 1000000
 """So that no program and no fork of other tests concerns it."""
 
 
+@first(1)
 @pytest.mark.parametrize("runs", [0, 50])
 def test_an_idle_daemon_does_not_wake_up(start: Start, runs: int) -> None:
     daemon = start(config=IDLE, program=IMPATIENT)
@@ -327,6 +329,7 @@ def no_more_threads(daemon: Daemon) -> Iterator[None]:
         group.rmdir()
 
 
+@first(1)
 @pytest.mark.skipif(
     not os.access(PIDS / "cgroup.procs", os.W_OK), reason="needs the pids controller of cgroup v1"
 )

@@ -23,6 +23,7 @@ from sfactl.sessions import SessionRefused
 from sfad.protocol import messages as m
 from tests.conftest import Start
 from tests.harness import PYTHON, Daemon, agent, ended, running, started, stopped, wait_until
+from tests.tiers import variant
 
 TALKER = r"""
 import os, sys
@@ -390,6 +391,7 @@ def test_quotas_outlive_the_daemon(tmp_path: Path) -> None:
         assert [one.status for one in found] == ["cancelled"]
 
 
+@variant
 def test_a_reexecution_in_the_middle_of_a_delegation_loses_nothing(at: Daemon) -> None:
     found: list[sessions.SessionView] = []
     order = sessions.order("x", agent="reader")

@@ -36,6 +36,7 @@ from tests.harness import (
     wait_until,
     with_fuse,
 )
+from tests.tiers import first, variant
 
 from .agents import info, limit, until_event, watched
 
@@ -118,6 +119,7 @@ def test_a_full_disk_refuses_starts_and_keeps_what_runs(cramped: Daemon) -> None
         )
 
 
+@variant
 def test_a_ledger_that_is_locked_at_a_start_does_not_prevent_adoption(start: Start) -> None:
     """No agent is left unmanaged while an operator's shell has an open transaction when the daemon
     dies."""
@@ -155,6 +157,7 @@ def exhaust(client: Client) -> None:
     wait_until(lambda: isinstance(spawn(client, ["true"]), m.Error), "the disk is full")
 
 
+@variant
 def test_a_crash_on_a_full_disk_loses_no_run(cramped: Daemon) -> None:
     with cramped.client() as client:
         run = started(client, ["sleep", "60"])
@@ -406,6 +409,7 @@ def test_the_cgroups_are_removed_under_the_daemon(start: Start) -> None:
         assert ended(client, started(client, ["sh", "-c", "exit 4"]).id).exit_code == 4
 
 
+@variant
 def test_a_burst_of_signals_to_the_daemon_itself(daemon: Daemon) -> None:
     with daemon.client() as client:
         run = started(client, ["sleep", "60"])
@@ -430,6 +434,7 @@ def test_a_burst_of_signals_to_the_daemon_itself(daemon: Daemon) -> None:
 NO_INODES = "has no inodes left (df -i): delete files there"
 
 
+@first(1)
 @pytest.mark.parametrize("inodes", [2, 4, 8])
 def test_a_daemon_without_inodes_says_what_is_used_up(tmp_path: Path, inodes: int) -> None:
     with disk(tmp_path) as state:
@@ -442,6 +447,7 @@ def test_a_daemon_without_inodes_says_what_is_used_up(tmp_path: Path, inodes: in
         assert "Traceback" not in found.stderr
 
 
+@variant
 def test_runs_without_inodes_say_what_is_used_up_and_start_again(tmp_path: Path) -> None:
     with disk(tmp_path) as state, running(tmp_path) as daemon:
         for name in range(100_000):

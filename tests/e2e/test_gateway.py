@@ -36,7 +36,7 @@ from tests.harness import (
     stopped,
     wait_until,
 )
-from tests.tiers import sampled
+from tests.tiers import first, sampled, variant
 
 from .agents import info, limit
 from .provider import Provider, providing
@@ -163,6 +163,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
+@first(3)
 @pytest.mark.parametrize("shape", sampled(SHAPES, keep=2))
 @pytest.mark.parametrize("action", ACTIONS)
 def test_the_bill_never_exceeds_a_limit_and_most_of_it_can_be_used(
@@ -204,6 +205,7 @@ def test_an_input_that_is_larger_than_estimated_exceeds_no_limit(
     assert 0.8 <= provider.usd <= 1 + ERROR
 
 
+@variant
 @pytest.mark.parametrize("bytes_a_token", sampled([5.0, 2.0, 1.2]))
 def test_the_errors_of_parallel_calls_do_not_add_up(
     gated: Daemon, provider: Provider, bytes_a_token: float
@@ -364,6 +366,7 @@ def test_a_killed_gateway_is_back_at_once_and_loses_no_money(
         assert ended(client, run.id).total_cost_usd == expected
 
 
+@first()
 @pytest.mark.parametrize("also", [[], ["daemon"]], ids=["gateway", "gateway-and-daemon"])
 def test_a_call_of_whose_admission_the_killed_gateway_had_not_heard_costs_nothing(
     start: Start, provider: Provider, tmp_path: Path, also: list[str]
@@ -395,6 +398,7 @@ def test_a_call_of_whose_admission_the_killed_gateway_had_not_heard_costs_nothin
     assert provider.bills == []
 
 
+@variant
 def test_daemon_and_gateway_are_killed_together(
     gated: Daemon, provider: Provider, tmp_path: Path
 ) -> None:
@@ -420,6 +424,7 @@ def test_daemon_and_gateway_are_killed_together(
         assert ended(client, run.id).total_cost_usd == pytest.approx(cost)
 
 
+@first()
 @pytest.mark.parametrize("also", [[], ["gateway"]], ids=["run", "run-and-gateway"])
 def test_a_run_that_dies_with_its_daemon_is_charged_for_what_had_passed(
     start: Start, provider: Provider, also: list[str], containment: str
@@ -457,6 +462,7 @@ def test_a_run_that_dies_with_its_daemon_is_charged_for_what_had_passed(
     assert gateway(daemon)[1] == port
 
 
+@variant
 def test_a_run_that_ends_once_its_daemon_is_back_is_charged_for_what_had_passed(
     start: Start, provider: Provider
 ) -> None:
@@ -482,6 +488,7 @@ def test_a_run_that_ends_once_its_daemon_is_back_is_charged_for_what_had_passed(
     assert (over.usage.partial, over.usage.at_most) == (True, False)
 
 
+@first()
 @pytest.mark.parametrize("how", ["killed", "re-executed"])
 def test_streams_outlive_their_daemon_and_are_charged_once(
     serving: Daemon, provider: Provider, tmp_path: Path, how: str
@@ -515,6 +522,7 @@ def test_streams_outlive_their_daemon_and_are_charged_once(
     killed_gateway(serving)
 
 
+@variant
 def test_a_held_call_outlives_its_daemon(serving: Daemon, provider: Provider) -> None:
     with serving.client() as client:
         run = calling(client, limit("cost", 0.05, "pause"))
@@ -531,6 +539,7 @@ def test_a_held_call_outlives_its_daemon(serving: Daemon, provider: Provider) ->
         assert ended(client, run.id).total_cost_usd == pytest.approx(provider.usd)
 
 
+@variant
 def test_a_held_call_of_a_killed_gateway_reserves_nothing(
     serving: Daemon, provider: Provider, tmp_path: Path
 ) -> None:
@@ -547,6 +556,7 @@ def test_a_held_call_of_a_killed_gateway_reserves_nothing(
     assert provider.bills == []
 
 
+@first()
 @pytest.mark.parametrize("sent", [True, False], ids=["sent", "not sent"])
 def test_a_call_whose_reply_has_not_begun_when_its_gateway_is_killed(
     start: Start, provider: Provider, tmp_path: Path, sent: bool
@@ -867,6 +877,7 @@ def reload(daemon: Daemon, text: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@variant
 def test_no_descriptor_is_left_of_gateways_that_were_killed(gated: Daemon) -> None:
     with gated.client() as client:
         ended(client, calling(client, output=10).id)
@@ -948,6 +959,7 @@ def test_a_gateway_that_stands_still_does_not_keep_the_daemon_from_ending(start:
 # ---- bodies that are not small
 
 
+@variant
 def test_a_large_body_is_read_by_a_process_that_ends_with_the_gateway(gated: Daemon) -> None:
     with gated.client() as client:
         run = calling(client, limit("cost", 20, "refuse"), output=100, padding=2_000_000)

@@ -14,6 +14,7 @@ import pytest
 from sfad.protocol.known import AGENTS
 from tests.conftest import Start
 from tests.harness import serve_in_thread
+from tests.tiers import first, variant
 
 REAL = "of-the-operator"
 CALLER = """#!/usr/bin/python3
@@ -98,9 +99,10 @@ def write(home: Path, own: str) -> None:
         (home / path).write_text(text)
 
 
-more = pytest.mark.rest("more of the same, for seconds")
+more = variant
 
 
+@first(1)
 @pytest.mark.parametrize(
     "where",
     [

@@ -15,6 +15,7 @@ from sfad.protocol.types import Status
 from tests import needs
 from tests.conftest import Start
 from tests.harness import alive, ended, environment, spawn, wait_until
+from tests.tiers import first
 
 from .agents import info, limit
 from .provider import Provider, providing
@@ -98,6 +99,7 @@ def test_a_run_whose_gateway_cannot_be_started_is_refused(
 REAL = "sk-ant-api03-not-to-be-seen"
 
 
+@first(1)
 @pytest.mark.parametrize("source", ["key_env", "key_file"])
 def test_no_run_gets_a_key_that_the_gateway_has(
     start: Start, provider: Provider, tmp_path: Path, source: str

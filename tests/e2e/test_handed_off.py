@@ -18,6 +18,7 @@ from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo, Status
 from tests.conftest import Start
 from tests.harness import Daemon, ended, spawn, stopped, wait_until
+from tests.tiers import first
 
 from .agents import info, limit
 
@@ -138,6 +139,7 @@ def outside_port() -> int:
     return port
 
 
+@first(1)
 @pytest.mark.parametrize(
     ("name", "words"),
     [

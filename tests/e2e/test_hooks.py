@@ -17,6 +17,7 @@ from sfad import config
 from sfad.protocol import messages as m
 from tests.conftest import Start
 from tests.harness import alive, ended, environment, spawn, started, stopped, wait_until
+from tests.tiers import first, variant
 
 BUSY = "[quotas]\nspawns_per_hour = 100000\n"
 
@@ -90,6 +91,7 @@ def test_bad_hooks_leave_nothing_and_hold_up_nothing(
     assert "secretsecret" not in log
 
 
+@variant
 def test_the_next_daemon_ends_a_hook_and_starts_it_again(
     start: Start, tmp_path: Path, containment: str
 ) -> None:
@@ -241,6 +243,7 @@ def test_hooks_follow_the_config_and_can_be_tried(start: Start) -> None:
         wait_until(lambda: states(client)["pager"].failed == 1, "it was started")
 
 
+@variant
 def test_a_re_execution_loses_no_event(start: Start, tmp_path: Path) -> None:
     out, slow = tmp_path / "out", tmp_path / "slow"
     script = f"[ -e {slow} ] || {{ touch {slow}; sleep 1000; }}; echo $SFAD_EVENT_RUN_ID >> {out}"
@@ -257,6 +260,7 @@ def test_a_re_execution_loses_no_event(start: Start, tmp_path: Path) -> None:
         )
 
 
+@variant
 def test_a_test_ends_with_the_daemon_that_started_it(start: Start, tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     daemon = start(
@@ -278,6 +282,7 @@ def test_a_test_ends_with_the_daemon_that_started_it(start: Start, tmp_path: Pat
             daemon.restart()
 
 
+@first(2)
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -19,7 +19,7 @@ from sfad.protocol import messages as m
 from sfad.protocol.types import Status
 from tests.conftest import Start
 from tests.harness import PATIENCE, alive, argv, ended, started, wait_until
-from tests.tiers import sampled
+from tests.tiers import first, sampled, variant
 
 from .provider import Provider
 from .test_gateway import calling, config, results
@@ -53,7 +53,7 @@ MOST = {CHILDREN, DESCRIPTORS, LOCALE, "signals blocked"}
 
 def states(*which: str) -> list[Any]:
     """Return parameters. Only the states that once broke something belong to the fast tier."""
-    more = pytest.mark.rest("more of the same, for seconds")
+    more = variant
     marks = {state: [more] for state in which if state not in MOST}
     return [pytest.param(state, marks=marks.get(state, _possible(state))) for state in which]
 
@@ -85,6 +85,7 @@ exit 3
 """
 
 
+@first(1)
 @pytest.mark.parametrize("state", states(*list(STATES)[1:]))
 def test_runs_are_started_read_and_stopped(start: Start, state: str, tmp_path: Path) -> None:
     """They themselves begin with all signals at their defaults, and with three descriptors."""
@@ -180,6 +181,7 @@ def elsewhere(tmp_path: Path) -> Iterator[dict[str, str]]:
     wait_until(lambda: not alive(pid), "the daemon has ended")
 
 
+@first(1)
 @pytest.mark.parametrize(
     "state", states(CHILDREN, "signals ignored", DESCRIPTORS, "umask 000", LOCALE)
 )

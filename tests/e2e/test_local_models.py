@@ -17,6 +17,7 @@ import pytest
 from sfad.protocol.types import Status
 from tests.conftest import Start
 from tests.harness import ended, environment, serve_in_thread, wait_until
+from tests.tiers import first, variant
 
 from .agents import info, limit, until_over, watched
 
@@ -95,6 +96,7 @@ def config(url: str, free: str = "") -> str:
 CALL = [sys.executable, "-c", CALLER, "qwen3"]
 
 
+@first(1)
 @pytest.mark.parametrize(
     ("said", "free", "words"),
     [
@@ -123,6 +125,7 @@ def test_a_free_model_costs_nothing_whoever_tells_of_its_use(
     assert len(server.calls) == 2
 
 
+@variant
 def test_a_restarted_daemon_knows_which_models_of_a_run_are_free(
     start: Start, tmp_path: Path
 ) -> None:
@@ -142,6 +145,7 @@ def test_a_restarted_daemon_knows_which_models_of_a_run_are_free(
     assert (done.total_cost_usd, done.reason and done.reason.limit_kind) == (0, None)
 
 
+@first(1)
 @pytest.mark.parametrize(("said", "free"), [(LITELLM, ""), (OLLAMA, "false")])
 def test_a_proxy_of_paid_models_on_loopback_is_charged(
     start: Start, said: dict[str, Any], free: str
@@ -156,6 +160,7 @@ def test_a_proxy_of_paid_models_on_loopback_is_charged(
     assert not server.calls, "the call has no room"
 
 
+@variant
 def test_a_model_of_the_trees_own_address_is_free_too(start: Start) -> None:
     """As a person names it: OPENAI_BASE_URL=http://localhost:11434/v1."""
     with serving(OLLAMA) as server, serving(LITELLM) as elsewhere:

@@ -10,16 +10,11 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import mcp_types as types
 import psutil
 import pytest
 import trio
-from mcp import Client, StdioServerParameters
-from mcp.client.context import ClientRequestContext
-from mcp.client.stdio import stdio_client
-from mcp.client.subscriptions import ResourceUpdated
 from msgspec import structs
 
 from sfactl.connection import Client as Connection
@@ -27,6 +22,12 @@ from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo, Status
 from tests.conftest import Start
 from tests.harness import PATIENCE, Daemon, agent, alive, ended, environment, spawn, wait_until
+from tests.tiers import first
+
+if TYPE_CHECKING:  # to import the SDK takes a second, in each process that collects this file
+    import mcp_types as types
+    from mcp import Client
+    from mcp.client.context import ClientRequestContext
 
 GATED = 'cat "$GATE"; echo "<b>done</b>"'
 """A task for a shell that ends when the gate is opened."""
@@ -67,9 +68,7 @@ class Talk:
     async def said(self, tool: str, *, failed: bool = False, **arguments: object) -> str:
         """Return the text of an answer."""
         answer = await self.call(tool, **arguments)
-        text = "\n".join(
-            part.text for part in answer.content if isinstance(part, types.TextContent)
-        )
+        text = "\n".join(part.text for part in answer.content if part.type == "text")
         assert answer.is_error == failed, text
         return text
 
@@ -93,6 +92,10 @@ class Talk:
 async def talking(
     daemon: Daemon, *options: str, era: Era = "auto", **variables: str
 ) -> AsyncIterator[Talk]:
+    import mcp_types as types
+    from mcp import Client, StdioServerParameters
+    from mcp.client.stdio import stdio_client
+
     words = ["-m", "sfactl", "mcp", *options]
     kept = {
         name: os.environ[name] for name in ("PYTHONPATH", "TESTS_OF_SFAD") if name in os.environ
@@ -163,6 +166,7 @@ SEVEN = (
 )  # fmt: skip
 
 
+@first(1)
 @pytest.mark.parametrize("era", ["legacy", "auto"])
 async def test_the_seven_tools(share: Start, gate: Path, era: Era) -> None:
     daemon = share(config=CONFIG)
@@ -233,17 +237,17 @@ async def test_the_seven_tools(share: Start, gate: Path, era: Era) -> None:
                 while await talk.logged.receive() != f"Session {run} (shell): completed":
                     pass
         else:
+            from mcp.client.subscriptions import ResourceUpdated
+
             async with talk.client.listen(
                 resource_subscriptions=[f"sfad://sessions/{run}"]
             ) as events:
                 await trio.to_thread.run_sync(opened, gate)
                 with trio.fail_after(PATIENCE):
-                    assert await anext(aiter(events)) == ResourceUpdated(
-                        uri=f"sfad://sessions/{run}"
-                    )
+                    event = await anext(aiter(events))
+                assert event == ResourceUpdated(uri=f"sfad://sessions/{run}")
             read = await talk.client.read_resource(f"sfad://sessions/{run}")
-            assert isinstance(read.contents[0], types.TextResourceContents)
-            assert "&lt;b&gt;done" in read.contents[0].text
+            assert "&lt;b&gt;done" in read.contents[0].model_dump()["text"]
         assert f"Session {run} (shell): completed" in await talk.said("sessions_list")
         assert "Session" not in await talk.said("sessions_list")
 

@@ -25,6 +25,7 @@ from sfad.protocol import messages as m
 from sfad.protocol.types import Status
 from tests.conftest import Start
 from tests.harness import PATIENCE, Daemon, ended, stopped, wait_until
+from tests.tiers import first
 
 CONFIG = """\
 [agents.shell]
@@ -290,6 +291,7 @@ def test_a_last_line_needs_no_newline() -> None:
 # ---- eras
 
 
+@first(2)
 @pytest.mark.parametrize(
     "version", ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25", "2026-07-28", "1.0"]
 )
@@ -408,6 +410,7 @@ def test_of_two_calls_the_one_that_is_cancelled_is_not_answered(share: Start) ->
         assert [each for each in rest if "id" in each] == []
 
 
+@first(1)
 @pytest.mark.parametrize("how", ["stays", "leaves", "is killed"])
 def test_a_cancelled_delegate_is_stopped(share: Start, how: str) -> None:
     daemon = share(config=CONFIG)
@@ -525,6 +528,7 @@ def test_progress_is_told_to_who_asks_for_it_and_the_end_answers_what_is_open(li
     assert time.monotonic() - began < 1
 
 
+@first(1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_at_once(line: Line, number: int) -> None:
     line.shake_hands()
@@ -592,6 +596,7 @@ def test_the_server_starts_without_a_daemon_and_says_so_when_a_tool_needs_it() -
 HALF = "\ud83d"
 
 
+@first(1)
 @pytest.mark.parametrize(
     ("tool", "arguments"),
     [
@@ -613,6 +618,7 @@ def test_half_a_character_is_a_result_that_a_model_can_read(
     assert error(line.ask("resources/read", uri=f"sfad://sessions/{HALF}"))[0] in (-32602, -32603)
 
 
+@first(1)
 @pytest.mark.parametrize("depth", [100, 480, 700, 900])
 def test_a_deep_parameter_is_a_result_too(line: Line, depth: int) -> None:
     line.shake_hands()

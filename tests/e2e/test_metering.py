@@ -17,6 +17,7 @@ from sfad.protocol import messages as m
 from sfad.protocol.types import Status
 from tests.conftest import Start
 from tests.harness import Daemon, agent, ended, started, stopped, wait_until
+from tests.tiers import first, variant
 
 from .agents import info, limit, recorded, state, until_event, until_over, watched
 
@@ -32,6 +33,7 @@ def daemon(common: Daemon) -> Daemon:
     return common
 
 
+@first(1)
 @pytest.mark.parametrize(
     ("recording", "turns", "tokens", "cost"),
     [
@@ -134,6 +136,7 @@ def test_a_model_that_cannot_be_reached_is_visible(daemon: Daemon) -> None:
         stopped(client, run.id)
 
 
+@first(1)
 @pytest.mark.parametrize("recording", ["claude-api-failure", "codex-turn-failed"])
 def test_an_agent_that_reports_failure_has_failed_even_if_it_exits_0(
     tmp_path: Path, daemon: Daemon, recording: str
@@ -184,6 +187,7 @@ out.write(turn + os.urandom(1 << 20) + b'\\n' + turn + turn[:-1])
         assert "meter_gap" in {event.type for event in events}
 
 
+@variant
 def test_a_run_that_writes_without_pause_does_not_keep_the_daemon_from_answering(
     daemon: Daemon,
 ) -> None:
@@ -336,6 +340,7 @@ time.sleep(1)
     assert max(waits) < 5
 
 
+@first(1)
 @pytest.mark.parametrize("how", ["os.unlink(path)", "os.rename(path, path + '.old')"])
 def test_a_run_that_removes_its_output_file_is_still_metered(daemon: Daemon, how: str) -> None:
     """It is still metered, and reported to be no longer bounded."""

@@ -21,6 +21,7 @@ from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo, Status
 from tests.conftest import Start
 from tests.harness import Daemon, ended, environment, serve_in_thread, spawn, wait_until
+from tests.tiers import first, variant
 
 from .agents import limit
 
@@ -205,6 +206,7 @@ def test_requests_that_are_not_known_to_be_free_are_refused(daemon: Daemon) -> N
     assert [status for status, _ in said] == [400] * 5
 
 
+@first(2)
 @pytest.mark.parametrize(
     "field",
     [
@@ -223,6 +225,7 @@ def test_a_field_that_makes_a_call_dearer_than_it_looks(
     assert (said[0][0], biller.reached) == (400, [])
 
 
+@variant
 def test_two_maxima_of_which_the_server_obeys_the_larger(daemon: Daemon, biller: Biller) -> None:
     biller.answer = lambda handler, body: biller.bills_chat(handler, json.loads(body)["max_tokens"])
     run, _ = tried(
@@ -250,6 +253,7 @@ def test_a_text_that_looks_like_an_image(daemon: Daemon, biller: Biller) -> None
     assert (biller.reached, run.status) == ([], Status.FAILED)
 
 
+@variant
 def test_a_small_document_of_many_pages_exceeds_a_limit_once(
     daemon: Daemon, biller: Biller
 ) -> None:
@@ -272,6 +276,7 @@ def test_a_small_document_of_many_pages_exceeds_a_limit_once(
 # ---- replies that do not tell all
 
 
+@variant
 def test_a_usage_without_input(daemon: Daemon, biller: Biller) -> None:
     """Its input is estimated, and its output is what was told."""
     biller.answer = lambda handler, _: biller.bills(handler, 0, output=900)
@@ -304,6 +309,7 @@ def test_a_model_that_another_one_advises(daemon: Daemon, biller: Biller) -> Non
     assert run.total_cost_usd == pytest.approx(biller.usd)
 
 
+@variant
 def test_an_advisor_that_the_run_may_not_call(daemon: Daemon, biller: Biller) -> None:
     advisor = {"type": "advisor_20260301", "name": "advisor", "model": "claude-opus-4-1"}
     code = f"call(anthropic + '/v1/messages', ask(tools=[{advisor!r}]))"
@@ -357,6 +363,7 @@ def test_hanging_up_on_hidden_thinking(daemon: Daemon, biller: Biller) -> None:
     assert (run.total_partial, run.total_at_most) == (True, True)
 
 
+@variant
 def test_hanging_up_on_a_reply_that_is_generated_all_the_same(
     daemon: Daemon, biller: Biller
 ) -> None:

@@ -31,6 +31,7 @@ from tests.harness import (
     stopped,
     wait_until,
 )
+from tests.tiers import first, variant
 
 from .agents import info
 from .test_recovery import ticking
@@ -65,6 +66,7 @@ def replace(state: Path) -> None:
     shutil.copytree(state.with_name("elsewhere"), state)
 
 
+@first(1)
 @pytest.mark.parametrize(
     ("attack", "mode"),
     [(remove, "cgroup"), (remove, "tags"), (move, "tags"), (replace, "cgroup")],
@@ -96,6 +98,7 @@ def test_kill_9_releases_every_lock(share: Start, containment: str) -> None:
         stopped(client, run.id)
 
 
+@variant
 def test_the_locks_outlive_a_reexecution(start: Start) -> None:
     daemon = start()
     daemon.reexecute()
@@ -210,6 +213,7 @@ def test_a_mount_over_the_directory(common: Daemon) -> None:
         stopped(client, run.id)
 
 
+@variant
 def test_a_socket_that_cannot_be_served_ends_no_run(share: Start, containment: str) -> None:
     daemon = share(mode=containment)
     with daemon.client() as client:
@@ -257,6 +261,7 @@ while True:
 """
 
 
+@first(1)
 @pytest.mark.parametrize("without", ["", "-u SFA_COOKIE"])
 def test_a_person_sends_nothing_to_an_agent_that_listens_at_the_daemons_socket(
     start: Start, tmp_path: Path, without: str
@@ -321,6 +326,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 descriptor 3."""
 
 
+@first(1)
 @pytest.mark.parametrize("removed", [False, True])
 def test_a_daemon_removes_the_socket_that_it_has_bound_and_leaves_systemds(
     start: Start, removed: bool

@@ -22,6 +22,7 @@ from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo, Status
 from tests.conftest import Start
 from tests.harness import Daemon, ended, spawn, wait_until
+from tests.tiers import first, variant
 
 from .agents import info, limit
 from .caller import MODEL
@@ -218,6 +219,7 @@ def obeying(start: Start, provider: Provider, home: Path, name: str = "claude") 
         yield Agent(daemon, client, provider, home, name)
 
 
+@variant
 def test_an_estimate_of_what_the_gateway_has_measured_counts_nowhere(
     start: Start, provider: Provider, tmp_path: Path
 ) -> None:
@@ -240,6 +242,7 @@ def test_an_estimate_of_what_the_gateway_has_measured_counts_nowhere(
         agent.shows(2 * IN_USD * bill.input + OUT_USD * 10_001, partial=True)
 
 
+@first(1)
 @pytest.mark.parametrize("source", ["stream", "session"])
 @pytest.mark.parametrize("larger", [True, False])
 def test_a_final_figure_of_another_source_counts_if_it_is_larger(

@@ -15,6 +15,7 @@ from sfad.protocol import messages as m
 from sfad.protocol.types import Isolation, RunInfo
 from tests.conftest import Start
 from tests.harness import Daemon, ended, spawn, started, stopped, wait_until
+from tests.tiers import first
 from tests.users import needs_root
 
 from .agents import limit
@@ -73,6 +74,7 @@ def printed(daemon: Daemon, run: RunInfo, text: str) -> bool:
 WHERE = {"behind its end": "", "before its end": "os.ftruncate(out, 1 << 32)"}
 
 
+@first(1)
 @pytest.mark.parametrize("where", WHERE)
 def test_a_live_run_keeps_nothing_that_it_has_allocated(
     daemon: Daemon, tmp_path: Path, where: str, isolation: Isolation | None
@@ -180,6 +182,7 @@ def seen(daemon: Daemon, run: str, word: str) -> bool:
     return word in daemon.sfactl("info", run).stdout
 
 
+@first(1)
 @pytest.mark.parametrize("killed", [False, True])
 def test_what_a_run_wrote_before_it_truncated_its_stderr_is_kept(
     start: Start, tmp_path: Path, killed: bool

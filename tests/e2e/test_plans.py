@@ -33,6 +33,7 @@ from tests.harness import (
     stopped,
     wait_until,
 )
+from tests.tiers import first, variant
 
 from .agents import info, limit
 from .subscription import Account, Quota, beside_sfad, selling
@@ -209,6 +210,7 @@ def test_one_refused_call_is_enough_and_its_agent_learns_nothing(start: Start) -
         assert json.loads(shown.stdout)["accounts"][0]["windows"][0]["window"] == "5h"
 
 
+@first(1)
 @pytest.mark.parametrize("words", [(), ("openai",)])
 def test_a_burst_holds_no_run(start: Start, words: tuple[str, ...]) -> None:
     with selling(Quota("5h", 600.0, 0.05)) as account:
@@ -225,6 +227,7 @@ def test_a_burst_holds_no_run(start: Start, words: tuple[str, ...]) -> None:
     assert account.answered == 2
 
 
+@first(1)
 @pytest.mark.parametrize(
     ("words", "variable"), [((), "ANTHROPIC_BASE_URL"), (("openai",), "OPENAI_BASE_URL")]
 )
@@ -316,6 +319,7 @@ def test_what_its_limit_has_paused_goes_on_at_the_reset(start: Start) -> None:
     assert (done.status, account.answered) == (Status.COMPLETED, 9)
 
 
+@variant
 def test_a_held_run_in_the_foreground_ends_at_ctrl_c(start: Start) -> None:
     with selling(Quota("5h", 600.0, 0.4)) as account:
         daemon = start(config=config(account))
@@ -351,6 +355,7 @@ def test_a_held_run_in_the_foreground_ends_at_ctrl_c(start: Start) -> None:
         assert "resets at" in told
 
 
+@variant
 def test_what_an_agent_writes_of_a_subscription_breaks_nothing(tmp_path: Path) -> None:
     home = tmp_path / "home"
     absurd = [

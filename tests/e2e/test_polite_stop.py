@@ -10,6 +10,7 @@ from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo, Status
 from tests.conftest import Start
 from tests.harness import Daemon, agent, alive, ended, started, stopped, strays, wait_until
+from tests.tiers import variant
 
 CLAUDE = """\
 #!{python}
@@ -103,6 +104,7 @@ def test_a_timeout_a_pause_and_a_daemon_that_ends(tmp_path: Path, start: Start) 
     assert signals(logs[2]) == ["main SIGINT", "tool SIGTERM"]
 
 
+@variant
 def test_a_crash_of_the_daemon_after_the_first_step(tmp_path: Path, start: Start) -> None:
     daemon = start(config="[stop]\ngrace = 60\npolite = 60")
     log, gate = tmp_path / "log", tmp_path / "gate"

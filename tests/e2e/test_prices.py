@@ -16,6 +16,7 @@ import trustme
 from sfad.protocol.types import Status
 from tests.conftest import Start
 from tests.harness import environment, serve_in_thread
+from tests.tiers import first
 
 from .agents import limit, until_over, watched
 from .test_local_models import CALLER, USAGE, config
@@ -60,6 +61,7 @@ def standing_in_for(host: str, directory: Path) -> Iterator[list[str]]:
         yield ["env", proxy, f"SSL_CERT_FILE={directory / 'ca.pem'}"]
 
 
+@first(1)
 @pytest.mark.parametrize("room", [0.05, 0.02])
 def test_the_host_tells_the_price(start: Start, tmp_path: Path, room: float) -> None:
     """Of the 50 000 tokens that the call may answer, a limit of 0.02 USD has room for some at

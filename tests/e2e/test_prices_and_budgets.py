@@ -23,6 +23,7 @@ from sfad.protocol import messages as m
 from sfad.protocol.types import ErrorCode, Status
 from tests.conftest import Start
 from tests.harness import Daemon, alive, ended, started, stopped, wait_until
+from tests.tiers import first, variant
 
 from .agents import info, limit, reserve, sleeper, state, until_event, until_over, watched
 
@@ -41,6 +42,7 @@ def claude(**event: object) -> str:
     return f"print({json.dumps(json.dumps(event))}, flush=True)"
 
 
+@variant
 def test_a_settlement_after_a_reexecution_is_priced(start: Start) -> None:
     daemon = start(config=f"[budgets.users.{USER}]\ndaily_usd = 50")
     with daemon.client() as client:
@@ -82,6 +84,7 @@ def said(number: int, tokens: int) -> str:
     )
 
 
+@variant
 def test_an_end_that_waits_for_prices_is_priced_before_a_reexecution(
     start: Start, tmp_path: Path
 ) -> None:
@@ -187,6 +190,7 @@ for _ in range(2000):
 """
 
 
+@variant
 def test_a_reload_does_not_lower_the_cost_of_earlier_use(start: Start) -> None:
     """A stream's sum is priced as a whole: at other prices all that was ever used would cost
     something else."""
@@ -244,6 +248,7 @@ def test_a_reload_while_prices_are_loaded_lets_nothing_through(start: Start) -> 
     assert through == []
 
 
+@variant
 def test_prices_are_loaded_after_a_shortage_of_descriptors(daemon: Daemon) -> None:
     """The import of the price list failed for want of a descriptor; it is tried again."""
     with daemon.client() as client:
@@ -274,6 +279,7 @@ def test_prices_are_loaded_after_a_shortage_of_descriptors(daemon: Daemon) -> No
         assert client.call(much, m.Reserved).refused is not None
 
 
+@first(1)
 @pytest.mark.parametrize("length", ["day", "week", "month"])
 def test_a_budget_is_not_renewed_by_daylight_saving_time(
     length: str, monkeypatch: pytest.MonkeyPatch

@@ -18,6 +18,7 @@ from sfad.protocol import messages as m
 from sfad.protocol.types import Action, Limit, LimitKind, RunInfo, Status
 from tests.conftest import Start
 from tests.harness import PYTHON, Daemon, ended, started, stopped, wait_until
+from tests.tiers import variant
 
 QUIET = 3.0
 LATE = 5.0
@@ -126,6 +127,7 @@ def _info(client: Client, run: RunInfo) -> RunInfo:
     return client.call(m.Info(id=client.next_id(), run=run.id), m.RunReply).run
 
 
+@variant
 def test_the_next_daemon_looks_on(start: Start) -> None:
     daemon = start()
     with daemon.client() as client:

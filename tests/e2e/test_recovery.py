@@ -37,6 +37,7 @@ from tests.harness import (
     strays,
     wait_until,
 )
+from tests.tiers import first, variant
 from tests.users import needs_root
 
 from .agents import RECORDINGS, info, limit, reserve, turns, until_over, watched
@@ -102,6 +103,7 @@ def test_eight_ticking_runs_outlive_their_daemon(share: Start, containment: str)
         assert numbers == list(range(len(numbers)))
 
 
+@variant
 def test_unchanged_queued_runs_are_not_written_again(start: Start) -> None:
     daemon = start(config="[quotas]\ntrees = 1\nspawns_per_hour = 1000")
     with daemon.client() as client:
@@ -121,6 +123,7 @@ def test_unchanged_queued_runs_are_not_written_again(start: Start) -> None:
         assert len(stopped(client, everything=True, grace=0).stopped) == len(runs)
 
 
+@variant
 def test_a_tree_is_the_same_tree_afterwards(share: Start, containment: str) -> None:
     daemon = share(mode=containment)
     child = f"{PYTHON} -m sfactl run --name child -- sh -c '{TICK}'"
@@ -240,6 +243,7 @@ def _opened(fifo: Path) -> int:
     return found[0]
 
 
+@first(1)
 @pytest.mark.parametrize(
     ("containment", "saved"), [("cgroup", True), ("tags", False)], ids=["saved", "not saved"]
 )
@@ -325,6 +329,7 @@ def test_the_descendants_of_a_dead_main_process_are_stopped(
     assert strays(daemon.instance) == []
 
 
+@variant
 def test_three_kills_in_the_middle_of_a_burst(start: Start) -> None:
     daemon = start(config=MANY)
     acknowledged: list[str] = []
@@ -518,6 +523,7 @@ def test_usage_is_saved_and_counted_once(share: Start) -> None:
         assert reserve(client, run.id, 1, 1).reservation != held.reservation
 
 
+@variant
 def test_a_limit_on_turns_is_enforced_across_a_crash(share: Start) -> None:
     daemon = share()
     with daemon.client() as client:
@@ -576,6 +582,7 @@ def connections(client: Client) -> int:
     return client.call(m.DaemonInfo(id=client.next_id()), m.DaemonStatus).connections or 0
 
 
+@variant
 def test_a_run_without_a_foreground_client_outlives_the_daemon(daemon: Daemon) -> None:
     with daemon.client() as client:
         run = ticking(client)
@@ -705,6 +712,7 @@ def test_money_that_was_charged_outlives_the_ledger(start: Start) -> None:
         stopped(client, everything=True)
 
 
+@variant
 def test_a_lost_ledger_and_a_damaged_spool_leave_no_money(start: Start) -> None:
     user = psutil.Process().username()
     daemon = start(config=f"[budgets.users.{user}]\ndaily_usd = 10\n")
@@ -768,6 +776,7 @@ def client_of(daemon: Daemon, *words: str, **env: str) -> subprocess.Popen[bytes
     )
 
 
+@first(1)
 @pytest.mark.parametrize("words", [("spawn", "--", "true"), ("list", "--json"), ("status",)])
 def test_a_client_whose_handshake_the_daemon_does_not_survive_waits_for_the_next_one(
     daemon: Daemon, words: tuple[str, ...]
@@ -784,6 +793,7 @@ def test_a_client_whose_handshake_the_daemon_does_not_survive_waits_for_the_next
     assert (client.returncode, bool(out)) == (0, True), err
 
 
+@first(1)
 @pytest.mark.parametrize("inside", [True, False])
 def test_a_client_that_may_start_no_daemon_waits_for_one_that_was_killed(
     daemon: Daemon, inside: bool

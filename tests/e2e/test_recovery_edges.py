@@ -34,6 +34,7 @@ from tests.harness import (
     strays,
     wait_until,
 )
+from tests.tiers import first, variant
 
 from .agents import info, until_over, watched
 from .test_recovery import spooled, ticking
@@ -62,6 +63,7 @@ def survives_sigusr2(daemon: Daemon) -> bool:
     return daemon.process.poll() is None
 
 
+@variant
 def test_sigusr2_while_another_process_holds_the_ledger(start: Start) -> None:
     """Promise: a daemon that would not come back is not re-executed; a locked ledger costs no run
     its supervision.
@@ -82,6 +84,7 @@ def test_sigusr2_while_another_process_holds_the_ledger(start: Start) -> None:
     assert survived, daemon.log.read_text()
 
 
+@first(1)
 @pytest.mark.parametrize(
     "setting",
     [
@@ -107,6 +110,7 @@ def test_sigusr2_with_a_config_that_only_a_start_finds_wrong(daemon: Daemon, set
     assert survived, daemon.log.read_text()
 
 
+@variant
 def test_sigusr2_when_the_script_that_it_was_started_by_is_gone(
     start: Start, tmp_path: Path
 ) -> None:
@@ -128,6 +132,7 @@ def test_sigusr2_when_the_script_that_it_was_started_by_is_gone(
     assert survived, daemon.log.read_text()
 
 
+@variant
 def test_runs_have_the_same_descriptor_limit_after_a_reexecution(start: Start) -> None:
     """Promise: runs have the soft RLIMIT_NOFILE that the daemon was started with; no run notices a
     re-execution.
@@ -272,6 +277,7 @@ def test_the_id_of_a_refused_run_is_not_given_to_another_after_a_crash(start: St
         assert run_number(started(client, ["true"]).id) > 4
 
 
+@variant
 def test_a_watcher_is_notified_of_an_end_during_the_execve(daemon: Daemon, tmp_path: Path) -> None:
     """Promise: connections and what they wait for outlive a re-execution.
 
@@ -296,6 +302,7 @@ def test_a_watcher_is_notified_of_an_end_during_the_execve(daemon: Daemon, tmp_p
         assert "run_completed" in [event.type for event in events]
 
 
+@variant
 def test_a_run_stays_tied_to_the_last_client_across_a_reexecution(daemon: Daemon) -> None:
     """Promise: a re-execution changes nothing for clients.
 
@@ -365,6 +372,7 @@ def test_a_spawn_that_could_not_be_recorded_may_be_repeated_with_its_key(daemon:
         assert ended(client, run.id).status is Status.COMPLETED
 
 
+@variant
 def test_the_environment_of_a_run_that_was_never_recorded_is_removed(start: Start) -> None:
     """Promise: an environment lies in the spool no longer than until its run's last start.
 

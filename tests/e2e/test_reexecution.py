@@ -15,6 +15,7 @@ from sfad.protocol import messages as m
 from sfad.protocol.types import Status
 from tests.conftest import Start
 from tests.harness import Daemon, ended, started, stopped, wait_until
+from tests.tiers import variant
 
 from .agents import info, limit, turns, until_over, watched
 from .test_recovery import MANY, every, printed, ticking
@@ -120,6 +121,7 @@ def test_a_daemon_whose_next_start_would_fail_is_not_reexecuted(daemon: Daemon) 
         assert info(client, run.id).pid == run.pid
 
 
+@variant
 def test_a_ledger_newer_than_the_installed_version_does_not_end_the_daemon(daemon: Daemon) -> None:
     with daemon.client() as client:
         run = ticking(client)
@@ -147,6 +149,7 @@ def test_nothing_leaks_over_many_reexecutions(daemon: Daemon) -> None:
         assert daemon.descriptors() - before <= times // 2
 
 
+@variant
 def test_a_reexecution_ignores_a_package_in_the_working_directory(
     start: Start, tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ from sfad.protocol import messages as m
 from sfad.protocol.types import ErrorCode, RunInfo, Status
 from tests.conftest import Start
 from tests.harness import IMPATIENT, PYTHON, Daemon, ended, started, stopped, wait_until
+from tests.tiers import variant
 
 SLEEP = ["sleep", "120"]
 WATCHER = """
@@ -158,6 +159,7 @@ def test_a_run_is_told_of_its_own_subtree_only(daemon: Daemon) -> None:
         assert other not in ids
 
 
+@variant
 def test_a_watch_goes_on_after_a_re_execution(start: Start) -> None:
     daemon = start()
     with daemon.client() as client, watching(daemon) as seen:

@@ -11,6 +11,7 @@ from sfactl.connection import Client
 from sfad.protocol.types import RunInfo, Status
 from tests.conftest import Start
 from tests.harness import Daemon, alive, ended, started, wait_until
+from tests.tiers import variant
 
 from .agents import info, limit
 
@@ -86,6 +87,7 @@ def test_a_limit_counts_what_the_session_file_tells(tmp_path: Path, daemon: Daem
     assert over.meter is None
 
 
+@variant
 def test_the_session_of_a_run_that_ended_while_no_daemon_ran_is_read(
     tmp_path: Path, start: Start, containment: str
 ) -> None:
@@ -141,6 +143,7 @@ TWICE = CLAUDE.replace("call(2)", "os.environ['SFA_ATTEMPT'] == '1' and sys.exit
 """The same, but its first attempt fails at the gate."""
 
 
+@variant
 def test_the_usage_of_an_earlier_attempt_is_known_to_the_next_daemon(
     tmp_path: Path, start: Start
 ) -> None:

@@ -17,6 +17,7 @@ from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo, Status
 from tests.conftest import Start
 from tests.harness import Daemon, agent, ended, running, spawn, started, stopped, strays, wait_until
+from tests.tiers import variant
 
 from .agents import info
 
@@ -76,6 +77,7 @@ def test_an_obedient_tree_needs_no_grace(share: Start, containment: str) -> None
         assert reply.elapsed_s < 30
 
 
+@variant
 def test_ten_stubborn_runs_cost_one_grace(tmp_path: Path, start: Start, containment: str) -> None:
     daemon = start(mode=containment, config="[stop]\ngrace = 2")
     children = agent(

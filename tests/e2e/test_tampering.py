@@ -18,6 +18,7 @@ from sfad.protocol import messages as m
 from sfad.protocol.types import Status
 from tests.conftest import Start
 from tests.harness import IMPATIENT, Daemon, ended, spawn, started, stopped, wait_until
+from tests.tiers import first, variant
 
 from .agents import info, limit
 
@@ -91,6 +92,7 @@ def by_name(attack: Attack) -> str:
     return attack.__name__
 
 
+@first(2)
 @pytest.mark.parametrize("attack", [directory, fifo, symlink, nothing, other_file], ids=by_name)
 def test_a_replaced_output_file_is_not_shown(common: Daemon, attack: Attack) -> None:
     daemon = common
@@ -154,6 +156,7 @@ def test_an_output_directory_that_was_removed_is_made_again(start: Start) -> Non
         stopped(client, growing.id, live.id, grace=0)
 
 
+@first(2)
 @pytest.mark.parametrize(
     "attack",
     [directory, fifo, symlink, nothing, empty, dropped, of_another_program, unreadable],
@@ -192,6 +195,7 @@ def test_live_runs_are_adopted_in_whatever_state_the_ledger_is(
     assert (outside.read_bytes(), outside.stat().st_mode & 0o777) == (b"", 0o640)
 
 
+@first(1)
 @pytest.mark.parametrize("attack", [nothing, other_file, directory, fifo], ids=by_name)
 def test_a_ledger_that_was_removed_is_put_back(start: Start, attack: Attack) -> None:
     daemon = start()
@@ -232,6 +236,7 @@ def test_an_idle_daemon_puts_its_files_back(start: Start) -> None:
         stopped(client, live.id)
 
 
+@variant
 def test_a_spool_that_was_replaced_by_a_link_is_written_again(start: Start) -> None:
     daemon = start(config="[quotas]\ntrees = 1\ntrees_per_user = 1\n")
     spool = daemon.state_dir / "spool"
@@ -267,6 +272,7 @@ def rubbish(log: Path) -> None:
     log.write_bytes(os.urandom(log.stat().st_size))
 
 
+@first(1)
 @pytest.mark.parametrize("attack", [garbage, cut, rubbish, nothing], ids=by_name)
 def test_damage_to_the_log_of_the_ledger_loses_no_end(start: Start, attack: Attack) -> None:
     daemon = start(config="[quotas]\nspawns_per_hour = 100000")
@@ -288,6 +294,7 @@ def test_damage_to_the_log_of_the_ledger_loses_no_end(start: Start, attack: Atta
         stopped(client, live.id)
 
 
+@variant
 def test_a_fifo_in_place_of_any_file_delays_no_daemon(start: Start) -> None:
     daemon = start(config="[gateway]\nenabled = true")
     with daemon.client() as client:
@@ -315,6 +322,7 @@ def test_a_fifo_in_place_of_any_file_delays_no_daemon(start: Start) -> None:
         stopped(client, live.id)
 
 
+@variant
 def test_a_file_in_place_of_output_while_no_daemon_runs(start: Start) -> None:
     """It may be any file of the machine: it is not shown, and nothing of it is freed, whatever the
     run may keep."""
@@ -350,6 +358,7 @@ def test_a_file_in_place_of_output_while_no_daemon_runs(start: Start) -> None:
     assert set(precious.read_bytes()) == {ord("x")}
 
 
+@variant
 def test_a_table_that_another_process_drops_is_no_internal_error(start: Start) -> None:
     daemon = start()
     with daemon.client() as client:

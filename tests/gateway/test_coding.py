@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from sfad.gateway.coding import Coding, UnreadableBodyError
 from tests.gateway.test_sse import split
+from tests.tiers import variant
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -141,6 +142,7 @@ def test_the_window_of_a_body_is_known(power: int) -> None:
     assert coding.window > 64 << 10
 
 
+@variant
 def test_a_bomb_within_a_bomb() -> None:
     inner = gzip.compress(b"\0" * (200 * MIB))
     with pytest.raises(UnreadableBodyError, match="longer"):

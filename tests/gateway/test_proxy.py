@@ -35,7 +35,7 @@ from tests.gateway.scripted import (
     saying,
 )
 from tests.harness import until
-from tests.tiers import sampled
+from tests.tiers import first, sampled
 
 MESSAGES = "/up/v1/messages"
 JSON = b"Content-Type: application/json"
@@ -697,6 +697,7 @@ async def test_bodies_of_all_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) 
         await until(lambda: not the.shared.memory.held)
 
 
+@first(1)
 @pytest.mark.parametrize("encoding", ["br", "identity"])
 async def test_what_is_kept_of_replies_counts_as_memory_of_the_run(
     monkeypatch: pytest.MonkeyPatch, encoding: str

@@ -15,6 +15,7 @@ import trio.testing
 from sfad.gateway import bodies
 from sfad.gateway.bodies import BodyReader
 from sfad.gateway.reading import MAX_BODY, BodyQuestion, answer_to
+from tests.tiers import variant
 
 from .scripted import Provider, ScriptedDaemon, house, post, reply, saying
 from .test_proxy import CALL, JSON, MESSAGES, WHOLE
@@ -126,6 +127,7 @@ async def test_a_bomb_is_refused(reader: BodyReader) -> None:
         )
 
 
+@variant
 async def test_many_bodies_of_one_run_delay_another_run_by_one(reader: BodyReader) -> None:
     read: list[str] = []
 

@@ -21,6 +21,7 @@ from sfad.storage.ledger import LedgerError, OpenedLedger
 from sfad.storage.ledger.database import is_damage
 from sfad.storage.ledger.opening import SUSPECT, check_whole, suspect
 from tests.harness import let_others_into
+from tests.tiers import first
 
 from .samples import PLAIN, WHEN, run, started
 
@@ -146,6 +147,7 @@ def test_a_log_of_another_time_is_damage(killed: Path) -> None:
     assert kept.read_bytes() == log
 
 
+@first(4)
 @pytest.mark.parametrize("suffix", ["", "-wal", "-shm", "-journal"])
 @pytest.mark.parametrize("what", ["directory", "fifo", "symlink", "dangling"])
 def test_anything_but_a_file_is_set_aside(
@@ -191,6 +193,7 @@ TAMPERED = {
 }
 
 
+@first(3)
 @pytest.mark.parametrize("tampered", TAMPERED)
 def test_a_tampered_ledger_is_set_aside(filled: Path, tampered: str) -> None:
     with closing(sqlite3.connect(filled / FILE)) as other:
@@ -275,6 +278,7 @@ BROKEN = {
 }
 
 
+@first(4)
 @pytest.mark.parametrize("column", BROKEN)
 def test_a_damaged_row_of_a_live_run_is_set_aside_alone(filled: Path, column: str) -> None:
     with closing(sqlite3.connect(filled / FILE)) as other:

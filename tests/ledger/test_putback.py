@@ -18,6 +18,7 @@ from sfad.protocol.messages import List
 from sfad.protocol.types import Event, Status
 from sfad.storage.ledger import OpenedLedger
 from sfad.storage.ledger.queries import Page
+from tests.tiers import first
 
 from .samples import PLAIN, WHEN, Answers, run, runs_of, started
 
@@ -66,6 +67,7 @@ def remove_index(path: Path) -> None:
 ATTACKS = [remove, replace, make_directory, make_fifo, link, remove_all, remove_log, remove_index]
 
 
+@first(2)
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
 async def test_a_write_is_reported_when_the_ledger_is_in_its_place_again(
     tmp_path: Path, attack: Callable[[Path], None]

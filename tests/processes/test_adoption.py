@@ -33,6 +33,7 @@ from tests.processes import programs
 from tests.processes.earlier_daemon import Plan, daemon, dead
 from tests.processes.rig import PATIENCE, Rig, rigged
 from tests.template import close_templates
+from tests.tiers import first
 
 TICK = "trap 'exit 7' TERM; while :; do printf . >> \"$0\"; sleep 0.02; done"
 PYTHON = (sys.executable, "-I", "-S", "-c")
@@ -411,6 +412,7 @@ def died_starting(kind: str, instance: str, program: str, when: str, halt: str) 
     return int(done.stdout)
 
 
+@first(1)
 @pytest.mark.parametrize("halt", ["", "halt"], ids=["goes-on", "halted"])
 async def test_a_launch_in_flight_does_not_escape(
     containment: str, instance: str, program: str, halt: str
@@ -435,6 +437,7 @@ async def test_a_launch_in_flight_does_not_escape(
         await until(lambda: not alive({pid}), "it is gone")
 
 
+@first(1)
 @pytest.mark.parametrize("halt", ["", "halt"], ids=["goes-on", "halted"])
 async def test_a_trampoline_that_was_not_saved_executes_nothing(
     containment: str, instance: str, program: str, halt: str

@@ -20,6 +20,7 @@ from sfad.processes.executed_files import ExecutedFiles, File, Unsure
 from tests.harness import until
 from tests.processes.rig import Rig
 from tests.processes.test_agent_watch import agent, either_way
+from tests.tiers import first
 
 __all__ = ["either_way"]
 
@@ -83,6 +84,7 @@ HOW = {
 }  # fmt: skip
 
 
+@first(16)
 @pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("how", HOW)
 async def test_a_program_by_another_name(rig: Rig, installed: Path, how: str) -> None:
@@ -100,6 +102,7 @@ async def test_a_program_by_another_name(rig: Rig, installed: Path, how: str) ->
     await rig.stop("a1")
 
 
+@first(4)
 @pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize(
     "line",

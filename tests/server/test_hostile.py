@@ -32,6 +32,7 @@ from tests.harness import (
     stopped,
     wait_until,
 )
+from tests.tiers import first, variant
 
 
 @pytest.fixture(scope="module")
@@ -240,6 +241,7 @@ def lingering(count: int) -> Iterator[list[socket.socket]]:
         yield made
 
 
+@first(1)
 @pytest.mark.parametrize(("count", "announced"), [(3, 2), (3, 3), (3, None)])
 def test_files_whose_close_blocks_do_not_stop_the_daemon(
     daemon: Daemon, count: int, announced: int | None
@@ -274,6 +276,7 @@ def states() -> list[tuple[object, str]]:
     return [(tuple(each.laddr), each.status) for each in psutil.net_connections("tcp4")]
 
 
+@variant
 def test_files_that_linger_delay_no_reexecution(start: Start) -> None:
     daemon = start()
     with lingering(70) as files, greeted(daemon) as sock:
@@ -410,6 +413,7 @@ def test_more_labels_than_a_run_can_have_are_refused(daemon: Daemon) -> None:
             assert "at most 64" in answer.reply.message
 
 
+@first(1)
 @pytest.mark.parametrize("seconds", [1e300, -1e300, float("nan"), float("inf"), 1e12])
 def test_times_outside_the_calendar_are_refused(daemon: Daemon, seconds: float) -> None:
     with daemon.client() as client:

@@ -28,7 +28,7 @@ from sfad.storage import store as journal
 from sfad.storage.store import Store, StoreError
 from tests import surroundings
 from tests.harness import failing, let_others_into
-from tests.tiers import examples
+from tests.tiers import examples, first
 
 ROOT = Path(__file__).parents[2]
 KIB, MIB = 1 << 10, 1 << 20
@@ -382,6 +382,7 @@ def test_a_torn_tail_may_be_written_over(path: Path) -> None:
         assert (one.sound, one.notes) == (True, [])
 
 
+@first(1)
 @pytest.mark.parametrize(
     ("begun", "again"), [*product([5, 12, 30, 200], [False, True]), (313, False)]
 )

@@ -34,7 +34,7 @@ from sfad.protocol.types import (
     RunInfo,
     Status,
 )
-from tests.tiers import sampled
+from tests.tiers import first, sampled, variant
 from tests.top.test_table import info
 
 NOW = datetime(2026, 1, 31, 22, 4, 5, tzinfo=UTC)
@@ -181,6 +181,7 @@ def test_n_tells_what_the_filter_hides_until_the_next_key() -> None:
         assert "no run is in trouble" not in top.press("j")
 
 
+@variant
 def test_n_passes_old_failures_while_a_live_run_is_in_trouble() -> None:
     failed = info(1, status=Status.FAILED)
     with shown(failed, paused(2), info(3), paused(4)) as top:
@@ -254,6 +255,7 @@ def test_the_worst_comes_first_and_what_has_ended_last() -> None:
         assert top.rows[-2:] == [run_id(1), run_id(2)]
 
 
+@first(1)
 @pytest.mark.parametrize(
     ("key", "action"), [("l", Action.PAUSE), ("r", Action.PAUSE), ("a", Action.REQUEST_INCREASE)]
 )

@@ -16,6 +16,7 @@ from sfad.protocol import messages as m
 from sfad.protocol.types import Action, After, Limit, LimitKind, RunInfo, Status
 from tests.conftest import Start
 from tests.harness import Daemon, started, stopped, wait_until
+from tests.tiers import variant
 from tests.top.terminal import CTRL_C, ENTER, ESCAPE, HOME, WHEEL_DOWN, WHEEL_UP, top
 
 SLEEP = ["sleep", "300"]
@@ -101,6 +102,7 @@ def test_the_cost_of_the_last_hour_and_the_share_that_warns_are_the_daemons(shar
             assert terminal.colour(line, bar.end() - 1) == "brown"  # pyte's name of yellow
 
 
+@variant
 def test_a_run_that_waits_for_another_says_for_which(daemon: Daemon) -> None:
     with daemon.client() as client, top(daemon.env, columns=160) as terminal:
         first = started(client, SLEEP, name="first").id
@@ -112,6 +114,7 @@ def test_a_run_that_waits_for_another_says_for_which(daemon: Daemon) -> None:
         assert terminal.exit_code() == 0
 
 
+@variant
 def test_keys_keep_their_order_however_fast_they_come(daemon: Daemon) -> None:
     with daemon.client() as client:
         run = started(client, SLEEP, name="only", limits=[limit(LimitKind.TURNS, 10)]).id
@@ -237,6 +240,7 @@ def test_output_that_comes_fast_is_followed_until_a_person_scrolls(
         stopped(client, run)
 
 
+@variant
 def test_a_question_leaves_the_tree_on_the_screen_and_q_does_not_wait_for_a_stop(
     daemon: Daemon,
 ) -> None:

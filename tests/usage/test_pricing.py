@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from sfad.config import Price
 from sfad.protocol.types import Modality, Tokens
 from sfad.usage.pricing import MATCHES_KEPT, Prices
+from tests.tiers import first
 
 ROOT = Path(__file__).parents[2]
 
@@ -128,6 +129,7 @@ AUDIO: dict[Modality, Tokens] = {"audio": Tokens(input=50_000, output=4000, cach
 PICTURES: dict[Modality, Tokens] = {"image": Tokens(input=50_000, output=4000, cached=10_000)}
 
 
+@first(3)
 @pytest.mark.parametrize(
     ("tokens", "least"),
     [
@@ -342,6 +344,7 @@ trio.run(main)
 """
 
 
+@first(1)
 @pytest.mark.parametrize("fault", ["raise ImportError('gone')", "1 / 0", "import no_such_module"])
 def test_a_library_that_cannot_be_imported_is_reported(tmp_path: Path, fault: str) -> None:
     (tmp_path / "genai_prices").mkdir()

@@ -31,6 +31,7 @@ from sfad.usage.tail import FREE_AFTER, NEWEST, NEWEST_AT_LEAST, NEWEST_OF_ALL, 
 from tests import surroundings
 from tests.harness import failing, until
 from tests.output.test_holes import KIB, MIB, Refusing, held, numbered
+from tests.tiers import first
 
 
 class Lines:
@@ -228,6 +229,7 @@ def only_reading_takes_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "perf_counter", lambda: Slow.now)
 
 
+@first(1)
 @pytest.mark.usefixtures("only_reading_takes_time")
 @pytest.mark.parametrize("count", [4, 64])
 def test_a_drain_of_many_runs_takes_only_a_moment(rig: Rig, count: int) -> None:
@@ -513,6 +515,7 @@ def anywhere(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
         one.tail.close()
 
 
+@first(1)
 async def test_a_run_that_writes_300_megabytes_keeps_the_newest(anywhere: Rig) -> None:
     rig, block = anywhere, numbered(MIB // 64)
     async with serving(rig):
@@ -533,6 +536,7 @@ async def test_stderr_is_bounded_too(served: Rig) -> None:
     await until(lambda: held(served.store, "a1.err") <= MIB + 64 * KIB)
 
 
+@first(1)
 async def test_a_metered_run_is_read_before_it_is_freed(anywhere: Rig) -> None:
     rig, lines = anywhere, 48 * MIB // 64
     async with serving(rig):

@@ -22,7 +22,7 @@ from sfactl.web import logins
 from sfactl.web.logins import Logins
 from tests.harness import PATIENCE, Daemon
 from tests.template import run_forked
-from tests.tiers import sampled
+from tests.tiers import sampled, variant
 from tests.web.console import Console
 
 
@@ -62,6 +62,7 @@ def test_a_browser_stays_logged_in_when_the_console_starts_again(
         again.end()
 
 
+@variant
 def test_a_link_that_was_printed_ends_with_its_console(
     common: Daemon, state: dict[str, str]
 ) -> None:
@@ -74,6 +75,7 @@ def test_a_link_that_was_printed_ends_with_its_console(
         again.end()
 
 
+@variant
 def test_a_link_for_another_device(common: Daemon, state: dict[str, str]) -> None:
     assert "no console of yours runs" in link(common, state).stderr
     console = Console(common, env=state)
@@ -159,6 +161,7 @@ def test_another_program_at_the_consoles_place_logs_all_browsers_out(
         again.end()
 
 
+@variant
 def test_a_second_console_logs_nobody_out(common: Daemon, state: dict[str, str]) -> None:
     console = Console(common, env=state)
     try:
@@ -186,6 +189,7 @@ def test_all_browsers_are_logged_out_from_one(common: Daemon, state: dict[str, s
         console.end()
 
 
+@variant
 def test_the_console_works_where_nothing_can_be_kept(
     common: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

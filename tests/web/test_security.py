@@ -24,7 +24,7 @@ from sfactl.__main__ import execute
 from sfactl.web.access import MOST_BODY
 from sfactl.web.serving import MOST_CONNECTIONS, PeerListener
 from tests.harness import PATIENCE, Daemon, as_nobody, as_root, started
-from tests.tiers import sampled
+from tests.tiers import first, sampled
 from tests.web.console import Console
 
 BURST = 100
@@ -370,6 +370,7 @@ def test_a_place_that_is_not_safe_is_refused(
     assert said in capsys.readouterr().err
 
 
+@first(1)
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -13,6 +13,7 @@ import pytest
 from sfad.gateway.apis import APIS, ModelCall
 from sfad.gateway.apis.base import MOST_NAMED
 from sfad.gateway.apis.holding import IMAGE_TOKENS
+from tests.tiers import first
 
 from .test_extras import PATHS
 
@@ -291,6 +292,7 @@ def test_other_forms_are_text(api: str, value: Any) -> None:
     assert (call.media, call.refers) == ({}, False)
 
 
+@first(1)
 @pytest.mark.parametrize("api", ["anthropic", "openai-chat", "gemini", "openai-responses"])
 def test_ten_megabytes_are_read_at_once(api: str) -> None:
     """The body of a long conversation takes some 20 ms."""
