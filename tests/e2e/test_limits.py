@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from sfad.protocol.types import ErrorCode, Status
 from tests.conftest import Start
 from tests.harness import Daemon, agent, ended, spawn, started, stopped, wait_until
 
-from .agents import info, limit, state, turns, until_event, until_over, watched
+from .agents import BETWEEN, info, limit, state, turns, until_event, until_over, watched
 
 
 @pytest.fixture
@@ -79,25 +80,37 @@ def test_a_limit_that_warns_lets_the_run_go_on(daemon: Daemon) -> None:
 
 
 def test_a_limit_that_pauses_stops_the_counters_until_there_is_more_room(
-    share: Start, containment: str
+    share: Start, containment: str, tmp_path: Path
 ) -> None:
-    daemon = share(mode=containment)
+    daemon, enough = share(mode=containment), tmp_path / "enough"
+    text = f"""
+while not os.path.exists({str(enough)!r}):
+    print('{{"type": "turn", "tool": "Bash"}}', flush=True)
+    time.sleep({BETWEEN})
+"""
     with daemon.client() as client, daemon.client() as other:
-        run, _ = watched(client, turns(20), limit("turns", 10, "pause"))
+        run, _ = watched(client, agent(tmp_path, "turns", text), limit("turns", 10, "pause"))
         until_event(client, "run_paused")
-        wait_until(lambda: info(other, run.id).status is Status.PAUSED, "paused")
+
+        def stands_still() -> bool:
+            before = info(other, run.id)
+            time.sleep(8 * BETWEEN)
+            return info(other, run.id).usage == before.usage
+
+        # it is frozen after it is shown as paused, and what it has printed until then counts
+        wait_until(stands_still, "it stands still, and all that it has printed is counted")
         still = info(other, run.id)
-        with pytest.raises(AssertionError, match="not within"):
-            wait_until(
-                lambda: info(other, run.id).usage != still.usage, "it stands still", seconds=0.4
-            )
+        assert still.status is Status.PAUSED
         refused = daemon.sfactl("resume", run.id, "--limit", "turns=5")
         assert refused.returncode == 2, refused.stderr
         assert "11 turns" in refused.stderr or "already" in refused.stderr
+        assert info(other, run.id).usage == still.usage
+        enough.touch()
         assert daemon.sfactl("resume", run.id, "--limit", "turns=100").returncode == 0
         over, events = until_over(client, run.id)
-    assert (over.status, over.usage.turns) == (Status.COMPLETED, 20)
-    assert state(over, "turns") == (20, "pause", "meter")
+    printed = daemon.output(run.id).count("\n")
+    assert (over.status, over.usage.turns) == (Status.COMPLETED, printed)
+    assert state(over, "turns") == (printed, "pause", "meter")
     # it was said before, and 100 is not reached
     assert [event.type for event in events].count("limit_exceeded") == 0
 

@@ -333,8 +333,8 @@ command = ["sh", "-c", 'printf "%s %s\\n" "$SFAD_EVENT_TYPE" "$SFAD_EVENT_SEVERI
 """
     daemon = start(config=f"{hook}[budgets.users.{USER}]\ndaily_usd = 1")
     with daemon.client() as client:
-        spender, _ = watched(client, ["sleep", "60"], limit("cost", 100), meter=None)
-        idle, server = started(client, ["sleep", "60"]), started(client, ["sleep", "60"])
+        spender, _ = watched(client, ["sleep", "600"], limit("cost", 100), meter=None)
+        idle, server = started(client, ["sleep", "600"]), started(client, ["sleep", "600"])
         client.call(m.Report(id=client.next_id(), run=idle.id, cost_usd=0.01), m.RunReply)
         client.call(m.Report(id=client.next_id(), run=spender.id, cost_usd=0.85), m.RunReply)
         wait_until(
