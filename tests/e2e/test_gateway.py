@@ -366,7 +366,7 @@ def test_a_killed_gateway_is_back_at_once_and_loses_no_money(
         assert ended(client, run.id).total_cost_usd == expected
 
 
-@first()
+@first(1)
 @pytest.mark.parametrize("also", [[], ["daemon"]], ids=["gateway", "gateway-and-daemon"])
 def test_a_call_of_whose_admission_the_killed_gateway_had_not_heard_costs_nothing(
     start: Start, provider: Provider, tmp_path: Path, also: list[str]
@@ -424,7 +424,7 @@ def test_daemon_and_gateway_are_killed_together(
         assert ended(client, run.id).total_cost_usd == pytest.approx(cost)
 
 
-@first()
+@first(1)
 @pytest.mark.parametrize("also", [[], ["gateway"]], ids=["run", "run-and-gateway"])
 def test_a_run_that_dies_with_its_daemon_is_charged_for_what_had_passed(
     start: Start, provider: Provider, also: list[str], containment: str
@@ -488,7 +488,7 @@ def test_a_run_that_ends_once_its_daemon_is_back_is_charged_for_what_had_passed(
     assert (over.usage.partial, over.usage.at_most) == (True, False)
 
 
-@first()
+@first(1)
 @pytest.mark.parametrize("how", ["killed", "re-executed"])
 def test_streams_outlive_their_daemon_and_are_charged_once(
     serving: Daemon, provider: Provider, tmp_path: Path, how: str
@@ -556,7 +556,7 @@ def test_a_held_call_of_a_killed_gateway_reserves_nothing(
     assert provider.bills == []
 
 
-@first()
+@first(1)
 @pytest.mark.parametrize("sent", [True, False], ids=["sent", "not sent"])
 def test_a_call_whose_reply_has_not_begun_when_its_gateway_is_killed(
     start: Start, provider: Provider, tmp_path: Path, sent: bool
