@@ -35,9 +35,9 @@ from .worktrees import Worktrees, check_worktree, share_worktree
 
 
 class Starting:
-    """Four doors lead here: a client's request and a session's tool (`server.verbs.starting`), a
-    lost run that is continued (`server.lost_runs`), and a run whose place is this node
-    (`server.placed_here`)."""
+    """Four doors lead here: a client's request (`server.verbs.starting`), a session's tool
+    (`server.verbs.sessions`), a lost run that is continued (`server.lost_runs`), and a run whose
+    place is this node (`server.placed_here`)."""
 
     def __init__(
         self,

@@ -98,7 +98,8 @@ class Dispatcher:
     def _fail(self, asker: Asker, request: m.Request, error: Exception) -> None:
         expected = isinstance(error, EXPECTED)
         if not expected:
-            self._resources.log.internal_error(request)
+            has_env = "env" in request.__struct_fields__  # which may hold secrets
+            self._resources.log.internal_error(replace(request, env=[]) if has_env else request)
         if not asker.still_wanted():
             return
         if isinstance(error, RequestError):

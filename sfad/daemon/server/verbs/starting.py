@@ -1,6 +1,5 @@
-"""Verbs that start runs: `spawn`, `start_session`, and what a peer may do with sessions."""
-
-import time
+"""`spawn`: start a run. The guard in the core decides whether the peer may, and records a
+refusal."""
 
 from msgspec.structs import replace
 
@@ -11,37 +10,25 @@ from ....host.descriptors import close_soon
 from ....protocol.errors import (
     RequestError,
     bad_request,
-    check_limits,
     check_most,
     unavailable,
     wrong_state,
 )
 from ....protocol.messages import (
     MAX_DESCRIPTORS,
-    Continuation,
-    Recall,
-    Recalled,
-    SessionRights,
-    SessionRules,
     Spawn,
-    StartSession,
 )
 from ....protocol.types import After, ErrorCode, RunId, RunInfo, Status
 from ....runs.decided import descriptors_of
 from ....runs.live import Live
 from ....start.continuing import check_ended, continued
-from ....start.recalling import recalled
 from ....start.surroundings import Surroundings
 from ...lookup import find_run
-from ...loop.worktrees import again
-from ..asker import Asker, answers, answers_about_run
+from ..asker import Asker, answers
 from ..peers import submitter
 from ..shimmed import instead_of_run
 from .following import check_watch_share, push
-
-# ---- `spawn`: start a run. The guard in the core decides whether the peer may, and records a
-# refusal.
-
+from .recalling import kept
 
 MAX_AFTER = 64
 """Runs that one run may wait for. Each is looked up."""
@@ -184,7 +171,7 @@ def _continued(
             f"run {info.id} was continued by {info.continued_by} already; to continue that one: "
             f"sfactl continue {info.continued_by}"
         )
-    continued_request = continued(request, _kept(asker, info), info)
+    continued_request = continued(request, kept(asker, info), info)
     above = catalogue.live.get(info.parent_id) if info.parent_id is not None else None
     if above is not None and not request.detach and above.run.status is not Status.STOPPING:
         peer = replace(peer, run=above.run.id)
@@ -206,129 +193,3 @@ def _with_awaited(asker: Asker, request: Spawn) -> Spawn:
             asker.check_permitted("wait", catalogue.lineage(run))
         found.append(After(run=run, ok=after.ok))
     return replace(request, after=found)
-
-
-# ---- `recall`: what a run was started with
-
-
-@answers_about_run(Recall)
-def recall(asker: Asker, _: Recall, run: RunInfo) -> None:
-    if run.session:
-        raise wrong_state(
-            f"run {run.id} is a session, which has rules of its own; start another: "
-            "sfactl session spawn"
-        )
-    spawn = _kept(asker, run)
-    owner = None if run.user == asker.peer.user else run.user
-    asker.reply(
-        Recalled(id=asker.id, run=run.id, request=replace(spawn, labels=run.labels), owner=owner)
-    )
-
-
-def _kept(asker: Asker, run: RunInfo) -> Spawn:
-    """Return what a run was started with. Raise `RequestError`."""
-    kept = asker.runtime.catalogue.request(run.id)
-    spawn = recalled(kept) if kept is not None else None
-    if spawn is None:
-        raise wrong_state(
-            f"what run {run.id} was started with is not kept: "
-            "an earlier version of sfad started it, its command was longer than 64 KiB, "
-            "or its row in the ledger is damaged; start it again with: sfactl spawn"
-        )
-    return again(spawn, run, asker.runtime.agents)
-
-
-# ---- `start_session`: start a registered agent with a task, under `[sessions]`. The guard decides
-# whether the peer may.
-
-
-MAX_TEXT = 120_000
-"""Bytes of a task or of instructions. execve(2) takes an argument of 128 KiB at most, with what the
-command adds to it."""
-
-
-@answers(StartSession, checked_later=True)
-async def start_session(asker: Asker, request: StartSession) -> None:
-    runtime = asker.runtime
-    texts = {
-        "task": request.task,
-        "model": request.model,
-        "provider": request.provider,
-        "instructions": request.instructions,
-    }
-    given = {name: text for name, text in texts.items() if text is not None}
-    for name, text in given.items():
-        check_most(f"bytes of {name}", len(text.encode()), MAX_TEXT)
-        if "\0" in text:
-            raise bad_request(f"a NUL character in {name}")
-    if not request.task.strip():
-        raise bad_request("the task is blank; say what to do")
-    limits = check_limits(request.limits)
-    if request.continues is not None:
-        await spawn(asker, _spawn(request, None, {}), SessionAsked(limits, time.time()))
-        return
-    agent = request.agent or runtime.config.sessions.default_agent
-    if agent is None:
-        key = runtime.machine.policy.where_set("sessions.default_agent")
-        raise bad_request(
-            f"no agent was named, and {key} is not set; choose one: {', '.join(runtime.agents)}"
-        )
-    if agent not in runtime.agents:
-        raise bad_request(
-            f"there is no agent {agent[:64]!r}; choose from: {', '.join(runtime.agents)}"
-        )
-    await spawn(asker, _spawn(request, agent, given), SessionAsked(limits, time.time()))
-
-
-def _spawn(request: StartSession, agent: str | None, placeholders: dict[str, str]) -> Spawn:
-    return Spawn(
-        id=request.id,
-        argv=[],
-        cwd=request.cwd,
-        env=request.env,
-        umask=request.umask,
-        agent=agent,
-        placeholders=placeholders,
-        name=request.name,
-        on_limit=request.on_limit,
-        leaf=not request.nested,
-        nested=request.nested,
-        worktree=request.worktree,
-        labels=request.labels,
-        channel=request.channel,
-        allowed_tools=request.allowed_tools,
-        blocked_tools=request.blocked_tools,
-        claim=request.claim,
-        key=request.key,
-        continues=Continuation(run=request.continues, task=request.task)
-        if request.continues is not None
-        else None,
-    )
-
-
-# ---- `session_rights`: what the peer may do with sessions
-
-
-@answers(SessionRights, checked_later=True)
-def session_rights(asker: Asker, _request: SessionRights) -> None:
-    runtime = asker.runtime
-    rules, config = runtime.machine.policy.sessions, runtime.config.sessions
-    refused = runtime.machine.why_sessions_refused(asker.peer)
-    if refused is None and not rules.enabled:
-        refused = (
-            f"sessions are off: set {runtime.machine.policy.where_set('sessions.enabled')} to "
-            "true, then run: sfactl reload"
-        )
-    asker.reply(
-        SessionRules(
-            id=asker.id,
-            refused=refused,
-            default_agent=config.default_agent,
-            sync_timeout_s=config.sync_timeout_seconds,
-            default_timeout_s=rules.default_time,
-            max_timeout_s=rules.max_time,
-            max_turns=rules.max_turns,
-            default_tokens=rules.default_tokens,
-            max_tokens=rules.max_tokens,
-        )
-    )
