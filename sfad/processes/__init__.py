@@ -8,6 +8,7 @@
 `executed_files` which agent program a process executes, whatever its command line says
 `sweep`            kills what a dead daemon left
 
+`own_processes`    processes of the daemon's own that are no runs, such as gateways
 `contained_commands` executes commands that are not runs, such as hooks and the daemon's own git
 
 `contain`          keeps the processes of a run together: by cgroups, or by tags

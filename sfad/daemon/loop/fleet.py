@@ -31,6 +31,7 @@ from ...core.state.request import Asked
 from ...core.state.run import Run
 from ...host.log import Log
 from ...host.probe import current_boot
+from ...processes.own_processes import Restarts
 from ...protocol.errors import RequestError, bad_request, wrong_state
 from ...protocol.framing import MAX_REPLY, SUPPORTED, FrameDecoder, ProtocolError
 from ...protocol.messages import (
@@ -520,17 +521,16 @@ class Neighbour:
         self._changed.set()
 
     async def serve(self) -> None:
-        pause = PAUSE
+        restarts = Restarts(PAUSE, PAUSE_MAX)
         while self._has_runs:
-            began = trio.current_time()
+            restarts.begins()
             try:
                 with trio.socket.from_stdlib_socket(self._fleet.way(self.node)) as sock:
                     await self._speak(sock)
                 continue  # none was there any more
             except* (OSError, ProtocolError, trio.TooSlowError) as errors:
                 self._fleet._log.debug("fleet", node=self.node, error=str(errors.exceptions[0]))
-            pause = PAUSE if trio.current_time() - began > PAUSE_MAX else min(2 * pause, PAUSE_MAX)
-            await trio.sleep(pause)
+            await trio.sleep(restarts.pause())
         self._fleet.left(self)
 
     @property

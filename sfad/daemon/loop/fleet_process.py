@@ -2,7 +2,6 @@
 says."""
 
 import os
-import signal
 from contextlib import suppress
 
 import trio
@@ -10,8 +9,8 @@ import trio
 from ...config import FleetConfig
 from ...host.log import Log
 from ...processes.launcher import Launcher
+from ...processes.own_processes import UNKNOWN, OwnProcess
 from .fleet import Fleet
-from .otel_process import UNKNOWN, ended, start_helper
 
 PATIENCE = 3.0
 """Seconds that an actor has to connect by itself: that of an earlier daemon, or one that Ray starts
@@ -30,12 +29,15 @@ class FleetProcess:
     ) -> None:
         self._config = config
         self._fleet = fleet
-        self._launcher = launcher
+        self._process = OwnProcess(launcher)
         self._log = log
         self._daemon = sock
-        self.pid: int | None = None
         self.trouble: str | None = None
         """Why there is no actor."""
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid
 
     async def serve(self) -> None:
         """Have an actor made whenever none is connected, until cancelled."""
@@ -81,29 +83,20 @@ class FleetProcess:
                 *insecure,
                 str(self._config.address),
             ]
-            pid = self.pid = start_helper(words, actions)
+            self._process.start(words, actions)
         finally:
             os.close(stderr)
-        self._launcher.own(pid)
         try:
             with trio.move_on_after(LIFETIME):
                 text = await _read(said)
-                return await ended(pid) or UNKNOWN, text
+                return await self._process.ended() or UNKNOWN, text
             return (
                 "a time-out",
                 f"no answer of the cluster at {self._config.address} within {LIFETIME:g} s",
             )
         finally:
             os.close(said)
-            await self._end(pid)
-
-    async def _end(self, pid: int) -> None:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        with trio.CancelScope(shield=True):
-            await ended(pid)
-        self._launcher.disown(pid)
-        self.pid = None
+            await self._process.kill()
 
 
 async def _read(descriptor: int) -> str:

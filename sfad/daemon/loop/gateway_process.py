@@ -25,9 +25,9 @@ from ...host.log import Log
 from ...host.probe import no_inodes, user_name
 from ...processes import kernel
 from ...processes.launcher import Launcher
+from ...processes.own_processes import UNKNOWN, Restarts, ended, start_own
 from ...protocol.event_types import EventType
 from ...protocol.types import Severity
-from .otel_process import UNKNOWN, ended, start_helper
 
 LISTENER = 3
 """The descriptor under which the gateway finds its listener."""
@@ -290,9 +290,9 @@ class GatewayProcess:
     async def serve(self) -> None:
         """Keep the gateway running while it is wanted, until cancelled, or until that of a user has
         no run left that has its address."""
-        pause = PAUSE
+        restarts = Restarts(PAUSE, PAUSE_MAX)
         while True:
-            began = trio.current_time()
+            restarts.begins()
             try:
                 if (pid := self.pid) is None and self._needed():
                     await self._settle(self.noted())
@@ -310,7 +310,7 @@ class GatewayProcess:
             if not self._goes_on() or (self._told_to_end and how in {"exit code 0", UNKNOWN}):
                 continue  # a run may ask for it while it ends
             self._demanded = trio.current_time()  # calls were under way
-            pause = PAUSE if trio.current_time() - began > PAUSE_MAX else min(2 * pause, PAUSE_MAX)
+            pause = restarts.pause()
             self._failed(how, pause)
             await trio.sleep(pause)
 
@@ -414,7 +414,7 @@ class GatewayProcess:
         assert self._record is not None
         _listen(self._listener)
         user = [] if self.uid is None else ["--user", str(self.uid)]
-        pid = start_helper(
+        pid = start_own(
             [
                 "-m",
                 "sfad.gateway",
