@@ -350,8 +350,9 @@ class Client:
         return self._socket.fileno()
 
     def be_patient(self, seconds: float | None) -> None:
-        """Set the seconds to wait for each piece of a reply; `None`, the initial value, waits
-        without end. After `Unreachable` of kind `silent` the reply may still come: close the
+        """Set the seconds to wait for each piece of a reply, and for a daemon that restarts before
+        the reply even if the request's own time is over. `None`, the initial value, waits without
+        end for a reply. After `Unreachable` of kind `silent` the reply may still come: close the
         connection."""
         self._patience = seconds
         self._socket.settimeout(seconds)
@@ -433,11 +434,18 @@ class Client:
                 if repeated >= (request.repeats if sent else max(request.repeats, 1)):
                     raise ConnectionLost(self.path, unanswered(request)) from None
             repeated += 1
+            elapsed = time.monotonic() - asked
             self.reconnect(
-                advice(request),
-                patience=min(time_for(request, time.monotonic() - asked), RECONNECT),
+                advice(request), patience=min(self._time_for_reply(request, elapsed), RECONNECT)
             )
             request = again(request, time.monotonic() - asked)
+
+    def _time_for_reply(self, request: Request, elapsed: float) -> float:
+        """Return the seconds left for the reply to a request that was sent `elapsed` seconds
+        ago."""
+        left = time_for(request, elapsed)
+        # a wait may be over while its reply is not late: the daemon may have died just before it
+        return left if self._patience is None else max(left, self._patience - elapsed)
 
     def answer(self, wanted: int, expected: type[R]) -> tuple[R, list[int]]:
         """Wait for the reply to the request with the id `wanted`; `send` has sent it. Raise

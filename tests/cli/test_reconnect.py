@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -18,9 +19,10 @@ from typing import Any, Protocol
 import msgspec
 import pytest
 
-from sfactl import connection
+from sfactl import connection, sessions
 from sfactl.connection import Client, ConnectionLost
 from sfad.protocol import messages as m
+from sfad.protocol.paths import connect_path
 from sfad.protocol.types import Event, Refusal, Rule, RunInfo, Status
 from tests.harness import wait_until
 from tests.tiers import first
@@ -627,6 +629,28 @@ def test_a_timeout_ends_while_the_daemon_is_away(server: Scripted, client: Start
     assert (code, out) == (75, "")
     assert "a1 may not have ended" in err
     assert time.monotonic() - began < connection.RECONNECT / 2
+
+
+def test_a_session_is_waited_for_over_a_restart_that_takes_longer(
+    server: Scripted, life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+
+    def connect_in_vain(sock: socket.socket, path: str) -> None:
+        tried.append(path)
+        if len(tried) != 2:
+            return connect_path(sock, path)
+        server.stop()
+        try:
+            return connect_path(sock, path)
+        finally:
+            server.start()
+
+    monkeypatch.setattr(connection, "connect_path", connect_in_vain)
+    life.drops, life.final = [m.Wait], DONE
+    assert sessions.info("a1", socket=str(server.path), wait=0.001).result == "text\n"
+    assert len(tried) == 3
+    assert [wait.timeout for wait in server.all(m.Wait)] == [0.001, 0]
 
 
 def test_waiting_in_vain_is_69(server: Scripted, client: Starter) -> None:
