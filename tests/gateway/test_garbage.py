@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import trio
 
+from sfad.gateway.apis.base import MAX_REPLY
 from sfad.protocol.types import Tokens
 from tests.harness import until
 
@@ -129,7 +130,7 @@ def raw(*headers: bytes, body: bytes = WHOLE, status: bytes = b"200 OK") -> byte
 
 
 HAS = b"Content-Length: %d" % len(WHOLE)
-BOMB = gzip.compress(bytes(50_000_000))
+BOMB = gzip.compress(bytes(MAX_REPLY + 1))
 ODD: dict[str, tuple[bytes, int, str]] = {
     "a negative length": (raw(b"Content-Length: -1"), 502, "bad Content-Length"),
     "two lengths": (raw(HAS, b"Content-Length: 6"), 502, "conflicting Content-Length"),

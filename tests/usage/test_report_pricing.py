@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import pytest
 import trio
-from genai_prices.data import providers
 from msgspec.structs import replace
 
 from sfad.agents import Reading, named
@@ -331,6 +330,9 @@ def test_a_line_that_tells_its_cost_is_not_priced() -> None:
 
 
 def test_the_price_list_has_no_step_that_is_not_known() -> None:
+    # it takes 0.2 s, in each process that collects this file
+    from genai_prices.data import providers
+
     found = {
         tier.start
         for provider in providers
