@@ -39,7 +39,7 @@ LIMIT = 1.0
 ERROR = 0.02
 """The part of the limit that the error of one input estimate may exceed it by."""
 WAYS = ("named", "text", "terminal", "script", "four at once")
-SIZES = {"big": 8_000, "small": 400}
+SIZES = {"big": 20_000, "small": 400}
 """Tokens that the model wants to write in a reply."""
 LOWERING, HOLDING = ("terminate", "refuse"), ("pause", "request_increase")
 _SAMPLE = {
