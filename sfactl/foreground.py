@@ -238,13 +238,13 @@ class Foreground:
         """`message` was made from `options`. `final`: of an agent's text, print the final answer
         alone. `silent`: print no progress lines, whatever the run itself is told."""
         self._client = client
-        self._message = replace(message, tied=not options.keep, watch=True)
         self._keep = options.keep
         self._json = options.json
         self._status_file = options.status_file
         self._form: Form | None = (
             form if message.stdio == "files" and message.log and not options.json else None
         )
+        self._message = replace(message, tied=not options.keep, watch=True, copies=self._form)
         self._terminal = _terminal(message)
         self._input = _input(message) if self._terminal is None else None
         self._note = self._say

@@ -25,6 +25,7 @@ def asked_of(
     session: SessionAsked | None = None,
     setups: TreeSetups = NO_SETUPS,
     prints_in: RunId | None = None,
+    printed_as_text: bool = False,
 ) -> tuple[Asked, AgentProgram | None]:
     """Return what the core decides about, and the program whose output a meter reads."""
     meter, parts = p.output.meter, p.parts
@@ -66,7 +67,7 @@ def asked_of(
         continues=order.continues.run if order.continues is not None else None,
         placing=order.placing,
         grant=order.grant,
-        prints_in=prints_in,
+        prints_in=None if printed_as_text and program is not None else prints_in,
     )
     return asked, program
 

@@ -31,6 +31,7 @@ async def prepare(
         session=around.session,
         setups=around.setups,
         prints_in=around.prints_in,
+        printed_as_text=around.printed_as_text,
     )
     for step in last:
         if (waits := step(p, around)) is not None:

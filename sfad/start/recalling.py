@@ -22,7 +22,7 @@ def to_recall(order: Spawn, p: Prepared, above: Live | None) -> bytes | None:
         return None
     kept = replace(
         order, id=0, env=[], umask=0o022, key=None, claim=Claim(), watch=False, shim=False,
-        automatic=False, continues=None,
+        automatic=False, continues=None, copies=None,
     )  # fmt: skip
     if above is not None:
         own, terms = above.run.birth.models, p.terms

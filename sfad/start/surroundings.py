@@ -38,7 +38,9 @@ class Surroundings:
     threads: trio.CapacityLimiter | None = None
     """For the search of that session: a user's file system may not answer."""
     prints_in: RunId | None = None
-    """The run above whose metered stdout is also that of the run to be."""
+    """The run above whose stdout holds what the run to be prints."""
+    printed_as_text: bool = False
+    """It holds the text alone of an agent whose events the meter knows."""
     aside: Callable[[], Awaitable[None]] = _at_once
     """Called before anything is awaited (`Background.begin`)."""
     live: Mapping[RunId, Live]

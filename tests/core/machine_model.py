@@ -101,6 +101,7 @@ GUESSES = {
     "tokens": "guessed_tokens", "output_tokens": "guessed_tokens", "cost": "guessed_cost"
 }  # fmt: skip
 """The part of an amount that its source has only estimated."""
+OF_AGENT = {"stream", "session"}
 MEASURED = ("input_tokens", "output_tokens", "messages")
 """What tells whether a source tells of more than the gateway has seen."""
 
@@ -129,6 +130,18 @@ def amounts_reserved(reservation: OpenReservation) -> Amounts:
 def measured(told: Amounts, *, by: Amounts) -> bool:
     """Return whether the calls may all be known that a source tells of."""
     return all(told.get(kind, 0) <= by.get(kind, 0) for kind in MEASURED)
+
+
+def beyond(told: Amounts, tokens: float) -> Amounts:
+    """Return what is left of the figures if so many tokens are counted elsewhere."""
+    total = told.get("tokens")
+    if not total:
+        return told
+    left = max(0, total - tokens)
+    output = min(told.get("output_tokens", 0), left)
+    of_tokens = {"cost", *GUESSES.values()} & told.keys()
+    parts = {kind: told[kind] * left // total for kind in of_tokens}
+    return told | parts | {"tokens": left, "output_tokens": output, "input_tokens": left - output}
 
 
 def added(one: Amounts, other: Amounts) -> Amounts:
@@ -173,6 +186,8 @@ class Book:
     """What was published of each limit: `near`, `over`. A limit that is set again begins again."""
     known: set[str] = field(default_factory=set)
     """Kinds of use of which a figure was told."""
+    printed: list[Book] = field(default_factory=list)
+    """Runs below whose output is a part of its own."""
 
     def believe(self, run: Run) -> None:
         """Take what was saved: the daemon that knew more was killed."""
@@ -207,18 +222,29 @@ class Book:
         }
         if "partial" not in seen and measured(sure, by=seen):
             amounts = sure
-        of_agent = source in {"stream", "session"}
-        if of_agent and "cost" in seen and amounts.get("tokens") and measured(amounts, by=seen):
+        if (
+            source in OF_AGENT
+            and "cost" in seen
+            and amounts.get("tokens")
+            and measured(amounts, by=seen)
+        ):
             amounts = {kind: each for kind, each in amounts.items() if kind != "cost"}
         return amounts
 
-    def own(self, kind: str) -> float | None:
+    def own(self, kind: str, *, reserves: bool = True) -> float | None:
         """Return what it has used: the largest figure of any source. Reservations count as
         reported."""
         reserved: Amounts = {}
-        for amounts in self.reservations.values():
+        for amounts in self.reservations.values() if reserves else ():
             reserved = added(reserved, amounts)
-        told = {source: self.counted(source, amounts) for source, amounts in self.sources.items()}
+        # what an ended run had reserved is used
+        printed = sum(each.own("tokens", reserves=each.ended) or 0 for each in self.printed)
+        told = {
+            source: self.counted(
+                source, beyond(amounts, printed) if source in OF_AGENT and printed else amounts
+            )
+            for source, amounts in self.sources.items()
+        }
         if reserved.get(kind):
             told["report"] = added(told.get("report", {}), reserved)
         return max((amounts[kind] for amounts in told.values() if kind in amounts), default=None)
@@ -693,7 +719,7 @@ class World:
     ) -> Iterator[None]:
         """Check that exactly what the run has used meanwhile was charged to its user's budgets.
         `reserved_in`: those that what is given back was charged to; it is not given to others."""
-        before = book.own("cost") or 0
+        before = self._cost(book)
         mine = {key: purse for key, purse in self.purses.items() if book.run.user in purse.members}
         purses = list(mine.values())
         wanted = [
@@ -704,7 +730,7 @@ class World:
         self.charging = True
         yield
         self.charging = False
-        change = (book.own("cost") or 0) - before
+        change = self._cost(book) - before
         # never below 0: what was reserved before a budget was renewed is not given back to it
         assert [purse.charged for purse in purses] == [
             max(0, charged + change) if change > 0 or gets_back else charged
@@ -873,6 +899,11 @@ class World:
         """Boxes about which `Surveyed` is owed."""
         return [box for box in self.boxes.values() if box.surveys]
 
+    def _cost(self, book: Book) -> float:
+        """Return what a run has cost, with those that print what it prints."""
+        printing = [above for above in book.ancestors if book in above.printed]
+        return sum(each.own("cost") or 0 for each in (book, *printing))
+
     # ---- commands
 
     def _admit(self, command: c.Admit) -> None:
@@ -892,7 +923,12 @@ class World:
             "born into a tree that is being emptied"
         )
         assert not self.machine.draining
-        self.books[run.id] = Book(run, above, depth, descendants, waited=bool(run.awaits))
+        book = Book(run, above, depth, descendants, waited=bool(run.awaits))
+        for one in above:
+            if one.run.id == run.asked.prints_in:
+                for each in (one, *[other for other in above if one in other.printed]):
+                    each.printed.append(book)
+        self.books[run.id] = book
         self.remember(run)
         self.uncommitted.append(run.id)
 
@@ -1050,6 +1086,7 @@ class World:
         assert used is not None
         if kind == "tool":
             return
+        used = threshold + event.exceeded_by if event.exceeded_by else used + (event.reserved or 0)
         over = event.type == "limit_exceeded"
         if event.message.startswith("was refused") and event.scope in {"user", "team"}:
             return  # it tells nothing of what was used
@@ -1078,7 +1115,11 @@ class World:
         told.append(word)
 
     def _charge(self, command: c.Charge) -> None:
-        assert self.charging or command.nanos == 0, "charged without a use"
+        # a run that ends has used what it had reserved, and so has printed it
+        printed = any(each.reservations for book in self.books.values() for each in book.printed)
+        assert self.charging or not command.nanos or (printed and command.nanos < 0), (
+            "charged without a use"
+        )
         purse = self.purses[command.scope, command.name]
         purse.charged += command.nanos
         assert purse.charged >= 0
@@ -1126,6 +1167,7 @@ def check_account(kept: Account, now: Account, *, noted: bool) -> None:
     assert kept.reservations == now.reservations
     assert kept.reserved_by_agent == now.reserved_by_agent
     assert kept.ended == now.ended
+    assert kept.printed_ended == now.printed_ended
     assert kept.sources.get("report") == now.sources.get("report")
     assert noted or kept.sources == now.sources
 

@@ -238,6 +238,11 @@ class MachineAgainstShell(RuleBasedStateMachine):
         book = self.world.books[run]
         return Peer(1000, book.run.user, run=run)
 
+    def lineage(self, peer: Peer) -> tuple[RunId, ...]:
+        """Return the run that a peer is in, and those above it."""
+        assert peer.run is not None
+        return self.world.books[peer.run].run.lineage_ids
+
     def ask(self, asked: Asked, peer: Peer, *, swift: bool = False) -> None:
         before = snapshot(self.world.machine, self.world.now, USERS)
         token = self.world.spawn(asked, peer)
@@ -341,13 +346,17 @@ class MachineAgainstShell(RuleBasedStateMachine):
     def spawn_child(self, asked: Asked, data: st.DataObject, swift: bool) -> None:
         """An agent asks for a run."""
         box: Box = data.draw(st.sampled_from(self.world.populated))
-        self.ask(asked, self.inside(box.id), swift=swift)
+        peer = self.inside(box.id)
+        prints_in = data.draw(st.sampled_from([None, *self.lineage(peer)]))
+        self.ask(replaced(asked, prints_in=prints_in), peer, swift=swift)
 
     @precondition(lambda self: self.world.populated)
     @rule(asked=ASKED, swift=SWIFT)
     def spawn_deeper(self, asked: Asked, swift: bool) -> None:
-        """The agent that was started last asks, so that chains grow long."""
-        self.ask(asked, self.inside(self.world.populated[-1].id), swift=swift)
+        """The agent that was started last asks, so that chains grow long. It prints what the new
+        run prints."""
+        run = self.world.populated[-1].id
+        self.ask(replaced(asked, prints_in=run), self.inside(run), swift=swift)
 
     @precondition(lambda self: any(book.ended for book in self.world.books.values()))
     @rule(asked=ASKED, data=st.data())

@@ -10,6 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -64,6 +65,7 @@ class Walk:
 
     def __init__(self, number: int) -> None:
         self.dice = random.Random(number)
+        self.printing = random.Random(f"who prints in whom {number}")
         self.done: Counter[str] = Counter()
         self.shell = MachineAgainstShell()
         self.world = self.shell.world = World(
@@ -159,15 +161,16 @@ class Walk:
 
     def spawn(self) -> None:
         inside = self.world.populated
-        peer = Peer(1000, self.dice.choice(["ann", "bob"]))
+        peer, prints_in = Peer(1000, self.dice.choice(["ann", "bob"])), None
         if inside and self.dice.random() < 0.6:
             peer = self.shell.inside(self.dice.choice(inside).id)
+            prints_in = self.printing.choice([None, *self.shell.lineage(peer)])
         asked = asked_for(
             ("claude",) if len(self.world.live) % 2 else ("x",), name=f"n{self.dice.randrange(50)}",
             limits=self.limits(), attempts=self.dice.choice([1, 1, 3]),
             on_limit=self.dice.choice(EVERY_ACTION), grace=self.dice.choice([None, 0.0]),
             blocked_tools=self.dice.choice([(), ("Bash",)]),
-            tied_to=self.dice.choice([None, None, None, 1, 2]),
+            tied_to=self.dice.choice([None, None, None, 1, 2]), prints_in=prints_in,
         )  # fmt: skip
         if len(self.world.live) < 12:
             self.world.spawn(asked, peer)
@@ -354,9 +357,41 @@ class Walk:
             self.world.re_execute(lambda _: self.dice.random() < 0.9)
 
 
-def walked(number: int) -> Counter[str]:
+class Printing(Walk):
+    """A walk of a chain of runs without limits, whose meters tell much and often: that a run prints
+    in another matters only where both have told of use."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.steps = [
+            (2, self.spawn), (3, self.commit), (3, self.launched), (20, self.use),
+            (4, self.report), (4, self.reserve), (4, self.settle), (0.6, self.exited),
+            (2, self.emptied), (0.5, self.budgets), (1.5, self.re_execute),
+            (2, self.shell.save_use),
+        ]  # fmt: skip
+
+    def go(self, steps: int) -> None:
+        peer = Peer(1000, "ann")
+        for name in ("outer", "between", "inner"):
+            self.world.spawn(asked_for(name=name, prints_in=peer.run), peer)
+            self.commit()
+            self.launched()
+            peer = self.shell.inside(self.world.populated[-1].id)
+        super().go(steps)
+
+    def limits(self) -> tuple[Limit, ...]:
+        return ()
+
+    def amounts(self) -> Use:
+        output = self.dice.choice([0, 10, 20, 50])
+        return replace(
+            super().amounts(), output_tokens=output, guessed_tokens=None, guessed_cost=None
+        )
+
+
+def walked(number: int, of: type[Walk] = Walk) -> Counter[str]:
     """Return what one walk has met."""
-    walk = Walk(number)
+    walk = of(number)
     walk.go(STEPS)
     walk.shell.teardown()
     return walk.done
@@ -389,6 +424,15 @@ def test_walks() -> None:
         "limit_exceeded time",
     ):
         assert done[met] > 5, met
+
+
+def test_walks_among_runs_that_print_in_one_another() -> None:
+    for number in WALKS:
+        try:
+            walked(number, Printing)
+        except BaseException as error:
+            error.add_note(f"in walk {number}")
+            raise
 
 
 # ---- every order of what may come to a run that waits

@@ -338,8 +338,21 @@ print(json.dumps({{
 """A Claude Code that makes a call through the gateway and prints its events."""
 
 
-def test_what_a_shimmed_program_prints_into_a_metered_script_counts_once(
-    start: Start, provider: Provider, tmp_path: Path
+RUN = f"{shlex.quote(sys.executable)} -m sfactl run -q"
+PLAIN = "claude -p hi --output-format stream-json"
+SCRIPTS = {
+    "shim": f"{PLAIN}; true",
+    "raw": f"{RUN} --raw -- {PLAIN}",
+    "auto": f"{RUN} --name between -- sh -c {shlex.quote(f'{PLAIN}; true')}",
+    "two relays": f"{RUN} --raw --meter claude --name between -- {RUN} --raw -- {PLAIN}",
+    "text": f"{RUN} --text -- {PLAIN}",
+}
+"""How a metered script starts it, and copies what it prints."""
+
+
+@pytest.mark.parametrize("how", SCRIPTS)
+def test_what_a_child_run_prints_into_a_metered_script_counts_once(
+    start: Start, provider: Provider, tmp_path: Path, how: str
 ) -> None:
     program = tmp_path / "programs" / "claude"
     program.parent.mkdir()
@@ -350,18 +363,21 @@ def test_what_a_shimmed_program_prints_into_a_metered_script_counts_once(
     )
     program.chmod(0o755)
     daemon = start(config=config(provider))
-    script = "claude -p hi --output-format stream-json; true"
-    words = ["--meter", "claude", "--name", "night", "--", "sh", "-c", script]
+    words = ["--meter", "claude", "--name", "night", "--", "sh", "-c", SCRIPTS[how]]
     done = run(daemon, program.parent, *words)
     assert done.returncode == 0, done.stderr
     rows = {row["name"]: row for row in json.loads(daemon.sfactl("list", "--json").stdout)["runs"]}
-    assert rows["claude"]["parent_id"] == rows["night"]["id"]
-    told = json.loads(daemon.sfactl("info", "night", "--json").stdout)
-    assert told["usage_by_source"]["stream"]["output_tokens"] == 1000
+    above = "between" if "between" in rows else "night"
+    assert rows["claude"]["parent_id"] == rows[above]["id"]
     bill = pytest.approx(provider.usd)
-    assert (told["usage"]["cost_usd"], told["total_cost_usd"]) == (0, bill)
+    costs = {name: row["usage"]["cost_usd"] for name, row in rows.items()}
+    told = json.loads(daemon.sfactl("info", "night", "--json").stdout)
+    assert (told["total_cost_usd"], costs["claude"]) == (bill, bill), costs
+    assert {name for name, cost in costs.items() if cost} == {"claude"}, costs
+    printed = told["usage_by_source"].get("stream", {}).get("output_tokens")
+    assert printed == (None if how == "text" else 1000)
     summary = json.loads(daemon.sfactl("summary", "--json").stdout)
-    assert (rows["claude"]["usage"]["cost_usd"], summary["cost_usd"]) == (bill, bill)
+    assert summary["cost_usd"] == bill
 
 
 def test_a_tree_shows_the_sum_of_its_runs(start: Start, provider: Provider, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 and teams."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace as dataclass_replace
 from typing import Any
 
@@ -66,9 +66,13 @@ def _marked(run: Run, source: Source, use: Use) -> Use:
     return dataclass_replace(use, partial=True) if misses else use
 
 
-def _prints_in(run: Run) -> Run | None:
-    """Return the run above whose metered output holds what this one prints."""
-    return next((above for above in run.ancestors if above.id == run.asked.prints_in), None)
+def _print_in(run: Run) -> Iterator[Run]:
+    """Yield the runs above whose output holds what this one prints, the nearest first."""
+    name = run.asked.prints_in
+    for above in reversed(run.ancestors):
+        if above.id == name:
+            yield above
+            name = above.asked.prints_in
 
 
 def _agent_cost_counts(run: Run) -> bool:
@@ -112,7 +116,7 @@ class Spending:
         for run in sorted(runs, key=lambda run: len(run.lineage), reverse=True):
             own = run.account.own_tree_use()
             add_below((above.account for above in run.ancestors), NO_TREE_USE, own)
-            if (prints := _prints_in(run)) is not None:
+            for prints in _print_in(run):
                 prints.account.printed += own.tokens
 
     def set_use(self, run: Run, source: Source, use: Use) -> None:
@@ -169,15 +173,29 @@ class Spending:
         after = run.account.own_tree_use()
         if after != before:
             add_below((above.account for above in run.ancestors), before, after)
-            self._charge(run, after.counted[_COST] - before.counted[_COST], periods)
-            if (prints := _prints_in(run)) is not None:
-                earlier = prints.account.own_tree_use()
-                prints.account.printed += after.tokens - before.tokens
-                self._count(prints, earlier)
+            change = after.counted[_COST] - before.counted[_COST]
+            if run.asked.prints_in is not None:
+                # charged in one sum: it may be counted for another run now, and cost no more
+                change += self._count_once(run, after.tokens - before.tokens)
+            self._charge(run, change, periods)
         self._ctx.used_more(run)
         self.budgets_changed |= any(
             budget.over or budget.exhausted for budget in self.budgets_of(run)
         )
+
+    def _count_once(self, run: Run, tokens: int) -> int:
+        """Leave so many more tokens of the run out of what the runs tell that print what it prints.
+        Return by how many nano-dollars that changes their costs."""
+        change = 0
+        for prints in _print_in(run):
+            before = prints.account.own_tree_use()
+            prints.account.printed += tokens
+            after = prints.account.own_tree_use()
+            add_below((above.account for above in prints.ancestors), before, after)
+            self._ctx.used_more(prints)
+            change += after.counted[_COST] - before.counted[_COST]
+            change += self._count_once(prints, after.tokens - before.tokens)
+        return change
 
     def _charge(self, run: Run, nanos: int, periods: Periods | None) -> None:
         """`periods`: when what is given back was charged."""
@@ -265,7 +283,7 @@ class Spending:
         used = account.own_tree_use().counted
         if any(used):
             add_ended((above.account for above in run.ancestors), used)
-            if (prints := _prints_in(run)) is not None:
+            for prints in _print_in(run):
                 prints.account.print_ended(account.own_tree_use().tokens)
             for above in run.ancestors:
                 above.account.end_below(account)

@@ -180,7 +180,8 @@ class Asked(Struct, frozen=True, omit_defaults=True):
     grant: Grant | None = None
     """Another node has started it, and this is what it may use."""
     prints_in: RunId | None = None
-    """The run above whose stdout is its own, and whose meter reads what it prints."""
+    """The run above whose stdout holds what it prints, and whose meter reads that; or whose output
+    is a part of such a run's."""
 
     @property
     def by_tool(self) -> bool:

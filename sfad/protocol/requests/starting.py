@@ -135,6 +135,9 @@ class Spawn(Request, tag="spawn"):
     stdio: Stdio = "files"
     """`inherit`: the three descriptors that travel with this message are the run's stdin, stdout
     and stderr."""
+    copies: Literal["raw", "text", "auto"] | None = None
+    """The client will copy the run's output to its own, in this form of `Logs`. What it copies into
+    the output of a run above that has a meter is counted once."""
     labels: dict[str, str] = {}
     """The parent's other keys are added. At most 64 in all."""
     channel: str | None = None

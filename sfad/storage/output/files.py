@@ -219,13 +219,12 @@ class OutputFiles:
             with suppress(FileNotFoundError):
                 os.unlink(self._path(run_id, suffix))
 
-    def is_stdout(self, descriptor: int, run_id: RunId) -> bool:
-        """Return whether a descriptor is the run's stdout. Its file system is not asked, because
-        that may not answer."""
+    def is_stdout(self, path: str, run_id: RunId) -> bool:
+        """Return whether a path, that of a descriptor, is the run's stdout. Its file system is not
+        asked, because that may not answer."""
         if self.made(run_id, ".out") is None:
             return False
-        file = os.path.join(os.path.realpath(self.directory), f"{run_id}.out")
-        return os.readlink(f"/proc/self/fd/{descriptor}") == file
+        return path == os.path.join(os.path.realpath(self.directory), f"{run_id}.out")
 
     def made(self, run_id: RunId, suffix: Suffix) -> Made | None:
         """Return the file that the run was given for its newest attempt, if this daemon has given

@@ -39,6 +39,7 @@ from ....protocol.messages import (
 )
 from ....protocol.requests.advice import Advice
 from ....protocol.types import QueueState, RunId, RunInfo, Status
+from ....runs.live import Live
 from ....runs.showing import with_place
 from ....storage.ledger.queries import Page
 from ....storage.ledger.summary import page_of, summarise
@@ -200,7 +201,10 @@ def logs(asker: Asker, request: Logs, run: RunInfo) -> None:
         descriptors = runtime.output.open_for_reader(run.id, create=live)
     except NOT_KEPT as error:
         raise no_output(run, error) from None
-    text = named(run.meter) is not None and _wants_text(asker, request)
+    caller = asker.peer.run
+    text = named(run.meter) is not None and shows_text(
+        request.form, runtime.catalogue.live.get(caller) if caller is not None else None
+    )
     kept = runtime.catalogue.kept(run.id)
     out, err = told(runtime.output, run, descriptors) if request.times else ([], [])
     reply = LogFiles(
@@ -216,13 +220,9 @@ def logs(asker: Asker, request: Logs, run: RunInfo) -> None:
     asker.reply(reply, descriptors)
 
 
-def _wants_text(asker: Asker, request: Logs) -> bool:
-    caller = (
-        asker.runtime.catalogue.live.get(asker.peer.run) if asker.peer.run is not None else None
-    )
-    return request.form == "text" or (
-        request.form == "auto" and caller is not None and caller.program is not None
-    )
+def shows_text(form: str | None, caller: Live | None) -> bool:
+    """Return whether a client in a run shows the text of an agent, and not its events."""
+    return form == "text" or (form == "auto" and caller is not None and caller.program is not None)
 
 
 # ---- `read_output`: a piece of a run's output. It needs the permission for `logs`.

@@ -1,6 +1,8 @@
 """`spawn`: start a run. The guard in the core decides whether the peer may, and records a
 refusal."""
 
+import os
+
 from msgspec.structs import replace
 
 from ....core.state.access import Peer
@@ -28,6 +30,7 @@ from ..asker import Asker, answers
 from ..peers import submitter
 from ..shimmed import instead_of_run
 from .following import check_watch_share, push
+from .looking import shows_text
 from .recalling import kept
 
 MAX_AFTER = 64
@@ -44,6 +47,7 @@ async def spawn(asker: Asker, request: Spawn, session: SessionAsked | None = Non
             return
         runtime, around = asker.runtime, _around(asker, request, session)
         around.prints_in = _prints_in(asker, around.caller, request, descriptors)
+        around.printed_as_text = shows_text(request.copies, around.caller)
         try:
             if (reply := instead_of_run(asker.id, around, runtime.gateway_steps)) is not None:
                 asker.reply(reply)
@@ -87,12 +91,30 @@ def _take_descriptors(asker: Asker, request: Spawn) -> list[int]:
 def _prints_in(
     asker: Asker, caller: Live | None, request: Spawn, descriptors: list[int]
 ) -> RunId | None:
-    """Return the run above whose metered stdout is that of a run to be, too."""
-    if caller is None or request.stdio != "inherit":
+    """Return the run above whose stdout holds what a run to be prints, if a meter reads that."""
+    if request.stdio == "inherit":
+        stdout = f"/proc/self/fd/{descriptors[1]}"
+    elif request.copies is not None:
+        stdout = f"/proc/{asker.connection.sender}/fd/1"
+    else:
+        return None
+    if caller is None:
+        return None
+    try:
+        path = os.readlink(stdout)
+    except OSError:  # the client has ended, or does not let its user look
         return None
     live, output = asker.runtime.catalogue.live, asker.runtime.output
-    metered = [run for run in caller.lineage_ids if run in live and live[run].program is not None]
-    return next((run for run in metered if output.is_stdout(descriptors[1], run)), None)
+    return next(
+        (
+            run
+            for run in caller.lineage_ids
+            if run in live
+            and (live[run].program is not None or live[run].run.asked.prints_in is not None)
+            and output.is_stdout(path, run)
+        ),
+        None,
+    )
 
 
 def _answered_again(asker: Asker, request: Spawn) -> bool:
