@@ -235,7 +235,7 @@ class Notices:
         repetition."""
         if event.type not in ("limit_nearing", "limit_exceeded") or event.limit_kind is None:
             return None
-        if event.type == "limit_nearing" and (event.used or 0) > (event.threshold or 0):
+        if event.type == "limit_nearing" and _counted(event) > (event.threshold or 0):
             return None  # the event of the breach says more
         subject = "budget" if event.scope in ("user", "team") else f"limit {event.limit_kind}"
         words = f"{subject}: {_what(event)}{_follows(event, run)}"
@@ -246,20 +246,27 @@ class Notices:
 
 
 def _what(event: Event) -> str:
-    numbers = share(event.limit_kind, event.used, event.threshold)
+    numbers = share(event.limit_kind, event.used, event.threshold, event.reserved)
     said = event.refused or event.action is None or event.scope in ("user", "team", "daemon")
     if numbers is None or said:
         return plain(event.message)
     return f"used {numbers}"
 
 
-def share(kind: str | None, used: float | None, threshold: float | None) -> str | None:
-    """Return `0.45 of 0.30 USD`; `None` if there are no numbers, for example for a forbidden
-    tool."""
+def _counted(event: Event) -> float:
+    return (event.used or 0) + (event.reserved or 0)
+
+
+def share(
+    kind: str | None, used: float | None, threshold: float | None, reserved: float | None = None
+) -> str | None:
+    """Return `0.45 of 0.30 USD`, or `0.25 of 0.30 USD (0.20 more reserved)`; `None` if there are no
+    numbers, for example for a forbidden tool."""
     if used is None or threshold is None or kind not in set(LimitKind):
         return None
     known = LimitKind(kind)
-    return f"{_used(known, used)} of {format_amount(known, threshold)}"
+    held = f" ({_used(known, reserved)} more reserved)" if reserved else ""
+    return f"{_used(known, used)} of {format_amount(known, threshold)}{held}"
 
 
 def _used(kind: LimitKind, amount: float) -> str:

@@ -220,9 +220,9 @@ def _lines(lines: Sequence[ContinuedLine]) -> Iterator[str]:
 
 def _breaches(found: Summary) -> Iterator[str]:
     for one in found.breaches[-SHOWN:]:
-        numbers = share(one.limit_kind, one.used, one.threshold)
+        numbers = share(one.limit_kind, one.used, one.threshold, one.reserved)
         what = f"budget of its {one.scope}," if one.scope in ("user", "team") else ""
-        refused = ", the last of it refused" if one.refused else ""
+        refused = ", and more was refused" if one.refused else ""
         yield "  ".join(
             [
                 "",

@@ -324,7 +324,13 @@ async def _costs(console: Console, request: Request) -> Any:
             else []
         ),
         "breaches": [
-            {"run": each.run_id, "kind": each.limit_kind, "used": each.used, "of": each.threshold}
+            {
+                "run": each.run_id,
+                "kind": each.limit_kind,
+                "used": each.used,
+                "of": each.threshold,
+                "reserved": each.reserved,
+            }
             for each in reversed(found.breaches[-20:])
         ],
         "failed": [

@@ -233,9 +233,13 @@ class Reason(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """For `limit`, as those after it: a kind of limit, `tool`, or `pause_max` (paused too long)."""
     threshold: float | None = None
     used: float | None = None
+    """What was used then, without `reserved`."""
+    reserved: float | None = None
+    """What was reserved beyond that, if anything. The limit counts both."""
     exceeded_by: float | None = None
+    """How far both together are above the threshold, with what was refused."""
     refused: bool = False
-    """`used` includes a refused reservation."""
+    """A reservation was refused: it is in `exceeded_by` alone."""
     turns: int | None = None
     tokens: int | None = None
     cost_usd: float | None = None
@@ -846,7 +850,9 @@ class Refusal(Struct, frozen=True, kw_only=True):
     """For the model that will read it."""
     limit: int | float | None = None
     value: int | float | None = None
-    """A count, or USD of a budget; for `loop` the length of the circle."""
+    """A count, or the USD that are used of a budget; for `loop` the length of the circle."""
+    reserved: float | None = None
+    """The USD that are reserved beyond `value`, if any. The budget counts both."""
     path: list[str] | None = None
     """For `loop`: from the first occurrence to the refused name."""
     key: str | None = None
@@ -888,10 +894,12 @@ class LimitRefusal(Struct, frozen=True, kw_only=True):
     limit_kind: LimitKind
     threshold: float
     used: float
-    """Used and reserved already."""
+    """Used already."""
     asked: float
     message: str
     """For the model that will read it."""
+    reserved: float = 0.0
+    """Reserved already, beyond `used`. The limit counts both."""
 
 
 class BudgetState(Struct, frozen=True, kw_only=True):
@@ -957,9 +965,10 @@ class Event(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A kind of limit, `tool` or `repeats`."""
     threshold: float | None = None
     used: float | None = None
+    """As in `Reason`, with the next three."""
+    reserved: float | None = None
     exceeded_by: float | None = None
     refused: bool = False
-    """`used` includes a refused reservation."""
     by: str | None = None
     """`run ID` or `user NAME`."""
     program: str | None = None

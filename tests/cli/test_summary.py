@@ -64,6 +64,7 @@ def test_a_night_in_numbers_each_run_counted_once(night: World) -> None:
         "threshold": 25.0,
         "scope": "run",
         "refused": False,
+        "reserved": None,
     }
     assert found["breaches"] == [{"run_id": run_id(number), **turns} for number in (200, 699)]
     assert [one["reason"] for one in found["failed"]] == ["exited with 3"] * 7
@@ -178,7 +179,7 @@ def test_a_night_without_runs() -> None:
         [
             "limits exceeded",
             "  a7  budget of its user, cost 3.14 of 3.00 USD",
-            "  a7  cost 3.14 of 3.00 USD, the last of it refused",
+            "  a7  cost 3.14 of 3.00 USD, and more was refused",
         ]
     ]
 

@@ -289,7 +289,7 @@ def test_refuse_refuses_and_the_run_goes_on() -> None:
     for _ in range(2):
         t.not_called(t.call(a))
     assert t.run(a).status is Status.RUNNING
-    assert t.said.count("over a1 cost 0.06444/0.05") == 1
+    assert t.said.count("over a1 cost 0/0.05 refused") == 1
 
 
 @pytest.mark.parametrize("action", ["pause", "request_increase"])

@@ -125,7 +125,7 @@ def test_roles_have_costs_of_their_own() -> None:
     assert (refusal.limit_kind, refusal.whose) == ("execution_cost", a)
     assert t.said == [
         "near a1 planning_cost 0.4/0.5", "near a1 execution_cost 0.4/0.5",
-        "over a1 planning_cost 0.6/0.5", "over a1 execution_cost 0.6/0.5",
+        "over a1 planning_cost 0.4+0.2/0.5", "over a1 execution_cost 0.4/0.5 refused",
     ]  # fmt: skip
 
 
@@ -215,12 +215,12 @@ def test_ten_children_and_their_parents_last_dollar() -> None:
     refusal = t.not_reserved(t.reserve(children[3], 0.1))
     assert (cost(t, a, *children), t.charged) == before, "nothing is charged for a refused one"
     assert refusal == LimitRefusal(
-        scope="tree", whose=a, limit_kind=COST, threshold=1, used=1.0, asked=0.1,
+        scope="tree", whose=a, limit_kind=COST, threshold=1, used=0, reserved=1, asked=0.1,
         message="not reserved: 0.10 USD more would take run a1 ('a') above its cost limit: "
         "0.00 of 1.00 USD are used (1.00 more reserved), set by --limit. "
         "Finish with what you have.",
     )  # fmt: skip
-    assert t.said[-1] == "over a1 cost 1.1/1"
+    assert t.said[-1] == "over a1 cost 0+1/1 refused"
     assert [t.run(run).status for run in (a, *children)] == [Status.PAUSED] * 11
     # settled for nothing, there is room again: all of it, to the last tenth
     (t >> t.resume(a, room="cost=1")).skip()
@@ -265,12 +265,13 @@ def test_a_refused_reservation_is_a_breach() -> None:
     (t >> t.emptied(a)).skip()
     reason = t.reasons[a]
     assert reason is not None
-    assert (reason.limit_kind, reason.used, reason.exceeded_by, reason.tokens) == (
+    assert (reason.limit_kind, reason.used, reason.reserved, reason.tokens) == (
         "tokens",
-        110,
-        10,
+        0,
+        50,
         None,
     )
+    assert (reason.refused, reason.exceeded_by) == (True, 10)
     assert (
         reason.message
         == "was refused 60 tokens on top of 0 (50 more reserved); its tokens limit is 100, "
@@ -330,7 +331,7 @@ def test_a_limit_that_only_warns_refuses_nothing() -> None:
     t = Transcript()
     a = t.start("a", limits="cost=0.1:warn")
     t.reserved(t.reserve(a, 0.5))
-    assert t.said == ["near a1 cost 0.5/0.1", "over a1 cost 0.5/0.1"]
+    assert t.said == ["near a1 cost 0+0.5/0.1", "over a1 cost 0+0.5/0.1"]
 
 
 def test_a_model_without_a_price_is_held_to_its_tokens() -> None:
@@ -352,7 +353,8 @@ def test_reservations_add_to_reports_and_to_no_other_source() -> None:
     assert cost(t, a) == [0.5]
     t.reserved(t.reserve(a, 0.5))
     assert cost(t, a) == [0.875]
-    assert t.not_reserved(t.reserve(a, 0.25)).used == 0.875
+    refusal = t.not_reserved(t.reserve(a, 0.25))
+    assert (refusal.used, refusal.reserved) == (0.5, 0.375)
 
 
 def test_a_leak_of_reservations_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -446,7 +448,7 @@ def test_a_refusal_by_a_budget_is_published_once() -> None:
     for _ in range(3):
         refusal = t.not_reserved(t.reserve(a, 1.5))
     assert (refusal.scope, refusal.whose, refusal.used, refusal.threshold) == ("user", "ann", 0, 1)
-    assert t.said == ["over user cost 1.5/1"]
+    assert t.said == ["over user cost 0/1 refused"]
     (t >> t.used(a, cost=2.0)).skip()
     assert t.said[1:] == ["near user cost 2/1", "over user cost 2/1"], (
         "what is really used is told all the same"

@@ -217,7 +217,9 @@ class Transcript:
                     self.said.append(event.message)
                 if event.type in LIMIT_EVENTS:
                     whose = event.run_id if event.scope in {"run", "tree"} else event.scope
-                    told = f"{whose} {event.limit_kind} {event.used:g}/{event.threshold:g}"
+                    held = f"+{event.reserved:g}" if event.reserved else ""
+                    told = f"{whose} {event.limit_kind} {event.used:g}{held}/{event.threshold:g}"
+                    told += " refused" if event.refused else ""
                     self.said.append(f"{LIMIT_EVENTS[event.type]} {told}")
             case c.Charge(scope, name, nanos):
                 self.charged[f"{scope} {name}"] = to_usd(

@@ -63,7 +63,7 @@ export function show() {
     legend.replaceChildren(...found.series.map((one, at) => h("li", {}, h("span", { class: `swatch ${one.name === "others" ? "other" : `s${at}`}`, "aria-hidden": "true" }), said(one.name), " ", h("b", {}, usd(sums[at])))));
     table.lastChild.replaceChildren(h("table", {}, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Day"), ...found.series.map((one) => h("th", { scope: "col" }, said(one.name))))), h("tbody", {}, ...firsts.map((at, each) => h("tr", {}, h("th", { scope: "row" }, date(at)), ...found.series.map((one) => h("td", {}, usd(one.values[each]))))))));
     breaches.hidden = !found.breaches.length;
-    breaches.lastChild.replaceChildren(...found.breaches.map((one) => h("li", {}, h("a", { href: runPath(one.run) }, one.run), ` ${one.kind.replaceAll("_", " ")}${one.used === null || one.of === null ? "" : ` ${Number(one.used.toPrecision(4))} of ${one.of}`}`)));
+    breaches.lastChild.replaceChildren(...found.breaches.map((one) => h("li", {}, h("a", { href: runPath(one.run) }, one.run), ` ${one.kind.replaceAll("_", " ")}${one.used === null || one.of === null ? "" : ` ${Number(one.used.toPrecision(4))} of ${one.of}${one.reserved ? ` (${Number(one.reserved.toPrecision(4))} more reserved)` : ""}`}`)));
     failed.hidden = !found.failed.length;
     failed.lastChild.replaceChildren(...found.failed.reverse().map((one) => h("li", {}, h("a", { href: runPath(one.run) }, said(one.name), ` ${one.run}`), " ", said(one.reason))));
   }

@@ -31,6 +31,8 @@ class Quota(NamedTuple):
     limit: float | None = None
     wait: float | None = None
     """Seconds until a start is possible, at the latest; `None` if that is not known, or never."""
+    reserved: float | None = None
+    """What is reserved beyond `value`."""
 
 
 class Question(Struct, frozen=True):
@@ -82,6 +84,7 @@ class Question(Struct, frozen=True):
             message=self.message(why, remedy),
             limit=quota.limit,
             value=quota.value,
+            reserved=quota.reserved,
             key=quota.key,
             possible_in_s=None if quota.wait is None else round(quota.wait, 3),
         )
@@ -231,8 +234,13 @@ def _money(q: Question) -> Refusal | None:
     sentence = q.exhausted.sentence(q.reserved)
     why = f"there is no money left in the budget: {sentence}"
     wait = None if q.exhausted.renews_at is None else max(0.0, q.exhausted.renews_at - q.at)
+    used, reserved = q.exhausted.used - q.reserved, q.reserved
     quota = Quota(
-        q.exhausted.key, round(to_usd(q.exhausted.charged), 6), to_usd(q.exhausted.allowed), wait
+        q.exhausted.key,
+        round(to_usd(used), 6),
+        to_usd(q.exhausted.allowed),
+        wait,
+        round(to_usd(reserved), 6) if reserved else None,
     )
     return q.refuse(
         Rule.BUDGET,

@@ -27,6 +27,7 @@ from ..state.account import (
     add_ended,
 )
 from ..state.budgets import Budget, Budgets, to_usd
+from ..state.limits import Numbers, numbers_of
 from ..state.run import Run
 
 # ---- What the calls under way of each user take, summed when one begins or ends: no decision asks
@@ -397,6 +398,11 @@ class Spending:
     def sentence_of(self, budget: Budget) -> str:
         return budget.sentence(self.reserved_of(budget))
 
+    def numbers_of(self, budget: Budget, refused: int = 0, *, exceeded: bool = False) -> Numbers:
+        threshold = budget.allowed if exceeded else None
+        counted, reserved = budget.used + refused, self.reserved_of(budget)
+        return numbers_of(LimitKind.COST, counted, reserved, refused, threshold)
+
     def doubts_of(self, budget: Budget) -> int:
         """Return what calls under way may cost beyond what they have charged to a budget."""
         return sum(map(self.under_way.doubts, budget.members))
@@ -404,8 +410,6 @@ class Spending:
     def _publish(
         self, what: EventType, run: Run, budget: Budget, refused: int | None = None
     ) -> None:
-        used = budget.used + (refused or 0)
-        over = round(to_usd(max(0, used - budget.allowed)), 6)
         words = self.sentence_of(budget)
         if refused is not None:
             words = f"was refused {format_usd(to_usd(refused))} USD more: {words}"
@@ -416,7 +420,7 @@ class Spending:
             scope=budget.scope,
             limit_kind=LimitKind.COST,
             threshold=to_usd(budget.allowed),
-            used=round(to_usd(used), 6),
-            exceeded_by=over if what is EventType.LIMIT_EXCEEDED else None,
+            **self.numbers_of(budget, refused or 0, exceeded=what is EventType.LIMIT_EXCEEDED),
+            refused=refused is not None,
         )
         self._ctx.publish_event(event, run)

@@ -131,13 +131,11 @@ class BudgetEnforcement:
             self._limit_enforcement.enforce_subtree(root, at)
 
     def _out_of_money(self, kind: ReasonKind, budget: Budget) -> Reason:
-        used = budget.used - self._spending.reserved_of(budget)
         return Reason(
             kind=kind,
             message=f"there is no money left in a budget: {self._spending.sentence_of(budget)}",
             # no limit of the run is to be raised
             limit_kind="cost" if kind is ReasonKind.LIMIT else None,
             threshold=to_usd(budget.allowed),
-            used=round(to_usd(used), 6),
-            exceeded_by=round(to_usd(max(0, used - budget.allowed)), 6),
+            **self._spending.numbers_of(budget, exceeded=True),
         )

@@ -265,7 +265,7 @@ class Calls:
             told = Event(
                 type=EventType.LIMIT_EXCEEDED, severity="medium", message=f"{words}; {then}",
                 scope=budget.scope, limit_kind=LimitKind.COST, threshold=to_usd(budget.allowed),
-                used=round(to_usd(budget.used), 6),
+                **self._spending.numbers_of(budget),
             )  # fmt: skip
             self._ctx.publish_event(told, run)
         reason = Reason(kind=ReasonKind.LIMIT, limit_kind=LimitKind.COST, message=words)
@@ -618,8 +618,8 @@ class Calls:
         more = tight.needed(tight.least)
         if tight.budget is not None:
             self._note_called(run)  # so its tree can spend, and the action is taken on it too
-            sentence = self._spending.sentence_of(tight.budget)
-            refusal = over_budget(tight.budget, more, sentence)
+            reserved = self._spending.reserved_of(tight.budget)
+            refusal = over_budget(tight.budget, more, reserved)
             self._budgets.run_short(tight.budget, at)
         else:
             assert tight.limited is not None

@@ -8,6 +8,8 @@ breach of several limits at once is answered with the strongest action.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from ...protocol.event_types import EventType
 from ...protocol.kinds import KINDS
 from ...protocol.types import Action, Event, Limit, LimitKind, Reason, Severity, Status
@@ -19,13 +21,16 @@ from ..life.spending import Spending
 from ..life.stopping import Stopping
 from ..state.budgets import to_wire
 from ..state.limits import (
+    NO_NUMBERS,
     ActiveLimit,
     Crossing,
+    Numbers,
     all_crossings,
     amount,
     and_reserved,
     bare,
     crossings,
+    numbers_of,
 )
 from ..state.run import LimitHold, Run
 from ..state.vocabulary import ReasonKind, Timer
@@ -82,7 +87,7 @@ def after_cut(action: Action) -> str:
 
 
 def reason_of(
-    run: Run, crossing: Crossing, at: float, message: str, *, refused: bool = False
+    run: Run, crossing: Crossing, at: float, message: str, *, refused: float | None = None
 ) -> Reason:
     limit, account = crossing.active.limit, run.account
     turns, tokens, cost = (
@@ -93,9 +98,8 @@ def reason_of(
         message=message,
         limit_kind=limit.kind,
         threshold=limit.threshold,
-        used=shown(limit.kind, crossing.used),
-        exceeded_by=excess(crossing.active, crossing.used),
-        refused=refused,
+        **_of(crossing, refused),
+        refused=refused is not None,
         turns=None if turns is None else int(turns),
         tokens=None if tokens is None else int(tokens),
         cost_usd=None if cost is None else to_wire(LimitKind.COST, cost),
@@ -103,12 +107,11 @@ def reason_of(
     )
 
 
-def shown(kind: LimitKind, used: float) -> float:
-    return round(to_wire(kind, used), 6)
-
-
-def excess(active: ActiveLimit, used: float) -> float:
-    return shown(active.limit.kind, max(0, used - active.threshold))
+def _of(crossing: Crossing, refused: float | None) -> Numbers:
+    kind, reserved = crossing.active.limit.kind, crossing.reserved
+    if not crossing.exceeded:
+        return numbers_of(kind, crossing.used, reserved, 0, None)
+    return numbers_of(kind, crossing.used, reserved, refused or 0, crossing.active.threshold)
 
 
 # ---- Runs that wait because of a limit, until a person decides (`limit_requests`) or their time is
@@ -159,9 +162,7 @@ class LimitHolds:
         refused = hold.refused if hold is not None and hold.kind == active.limit.kind else None
         crossing = _exceeded(run, active, at, refused or 0)
         words = f"{words_of(run, crossing, refused)}; {why}"
-        self._stopping.stop_for(
-            run, reason_of(run, crossing, at, words, refused=refused is not None), at
-        )
+        self._stopping.stop_for(run, reason_of(run, crossing, at, words, refused=refused), at)
 
     def approval_due(self, run: Run, at: float) -> None:
         active = run.held_by
@@ -325,9 +326,7 @@ class LimitEnforcement:
                 return
             words += "; its session cannot be continued"
         if worst.active.action in (*_ENDING, Action.CONTINUE):
-            self._stopping.stop_for(
-                run, reason_of(run, worst, at, words, refused=refused is not None), at
-            )
+            self._stopping.stop_for(run, reason_of(run, worst, at, words, refused=refused), at)
             return
         for crossing in breaches:
             if crossing.active.action is Action.REQUEST_INCREASE:
@@ -339,7 +338,7 @@ class LimitEnforcement:
             self._holds.hold(
                 run,
                 worst.active,
-                reason_of(run, worst, at, words, refused=refused is not None),
+                reason_of(run, worst, at, words, refused=refused),
                 at,
                 refused=refused,
                 freeze=freeze,
@@ -385,7 +384,7 @@ class LimitEnforcement:
                 active,
                 f"{words}; {then}",
                 "medium",
-                used=shown(active.limit.kind, crossing.used),
+                _of(replace(crossing, exceeded=False), None),
                 acts=False,
             )
         bound = [each for each in run.lineage if each is limited or limited in each.ancestors]
@@ -399,15 +398,14 @@ class LimitEnforcement:
             self._ctx.changed(run)
 
     def _publish_crossing(self, run: Run, crossing: Crossing, refused: float | None) -> None:
-        exceeded, kind = crossing.exceeded, crossing.active.limit.kind
+        exceeded = crossing.exceeded
         self.publish_about(
             EventType.LIMIT_EXCEEDED if exceeded else EventType.LIMIT_NEARING,
             run,
             crossing.active,
             words_of(run, crossing, refused),
-            severity="medium" if exceeded else "low",
-            used=shown(kind, crossing.used),
-            exceeded_by=excess(crossing.active, crossing.used) if exceeded else None,
+            "medium" if exceeded else "low",
+            _of(crossing, refused),
             refused=refused is not None and exceeded,
         )
 
@@ -418,9 +416,8 @@ class LimitEnforcement:
         active: ActiveLimit,
         message: str,
         severity: Severity = "low",
+        numbers: Numbers = NO_NUMBERS,
         *,
-        used: float | None = None,
-        exceeded_by: float | None = None,
         refused: bool = False,
         by: str | None = None,
         acts: bool = True,
@@ -430,8 +427,7 @@ class LimitEnforcement:
         event = Event(
             type=what, severity=severity, message=message, scope=KINDS[kind].scope,
             action=active.action if acts else None, limit_kind=kind,
-            threshold=active.limit.threshold, used=used, exceeded_by=exceeded_by,
-            refused=refused, by=by,
+            threshold=active.limit.threshold, refused=refused, by=by, **numbers,
         )  # fmt: skip
         self._ctx.publish_event(event, run)
 

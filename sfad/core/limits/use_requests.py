@@ -66,7 +66,7 @@ class UseRequests:
             self._ctx.reply(
                 ev.token,
                 c.ReserveAnswer(
-                    run, None, over_budget(budget, cost, self._spending.sentence_of(budget))
+                    run, None, over_budget(budget, cost, self._spending.reserved_of(budget))
                 ),
             )
         return budget is not None
@@ -100,7 +100,8 @@ def over_limit(limited: Run, active: ActiveLimit, used: float, more: float) -> L
         whose=limited.id,
         limit_kind=limit.kind,
         threshold=limit.threshold,
-        used=to_wire(limit.kind, used),
+        used=to_wire(limit.kind, used - reserved),
+        reserved=to_wire(limit.kind, reserved),
         asked=to_wire(limit.kind, more),
         message=(
             f"not reserved: {amount(limit.kind, more)} more would take {whose}: {numbers}. "
@@ -109,14 +110,15 @@ def over_limit(limited: Run, active: ActiveLimit, used: float, more: float) -> L
     )
 
 
-def over_budget(budget: Budget, more: int, sentence: str) -> LimitRefusal:
+def over_budget(budget: Budget, more: int, reserved: int) -> LimitRefusal:
     return LimitRefusal(
         scope=budget.scope,
         whose=budget.name,
         limit_kind=LimitKind.COST,
         threshold=to_usd(budget.allowed),
-        used=to_usd(budget.used),
+        used=to_usd(budget.used - reserved),
+        reserved=to_usd(reserved),
         asked=to_usd(more),
         message=f"not reserved: {format_usd(to_usd(more))} USD more is not left in the budget: "
-        f"{sentence}. Finish with what you have.",
+        f"{budget.sentence(reserved)}. Finish with what you have.",
     )

@@ -3,7 +3,7 @@ page docs/limits.md says."""
 
 from collections.abc import Collection, Iterator, Mapping
 from math import inf
-from typing import Protocol
+from typing import Protocol, TypedDict
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -74,6 +74,33 @@ def and_reserved(kind: LimitKind, reserved: float) -> str:
     """Return what follows an amount that is used, in words: ` (0.20 more reserved)`; empty if
     nothing is reserved."""
     return f" ({bare(kind, reserved, unit=False)} more reserved)" if reserved else ""
+
+
+class Numbers(TypedDict, total=False):
+    """The numbers of a `Reason` or an `Event`, as it has them."""
+
+    used: float
+    reserved: float | None
+    exceeded_by: float | None
+
+
+NO_NUMBERS = Numbers()
+
+
+def numbers_of(
+    kind: LimitKind, counted: float, reserved: float, refused: float, threshold: float | None
+) -> Numbers:
+    """Return what is told of a limit or a budget. `counted` holds what is only reserved, and what
+    was refused to a reservation. `threshold`: it is exceeded."""
+    return Numbers(
+        used=_shown(kind, counted - reserved - refused),
+        reserved=_shown(kind, reserved) if reserved else None,
+        exceeded_by=None if threshold is None else _shown(kind, max(0, counted - threshold)),
+    )
+
+
+def _shown(kind: LimitKind, amount: float) -> float:
+    return round(to_wire(kind, amount), 6)
 
 
 class ActiveLimit(Struct, omit_defaults=True, gc=False):

@@ -67,7 +67,9 @@ class Breach(Struct, frozen=True, kw_only=True):
     scope: str = "run"
     """Whose limit it is. `user` and `team`: a budget, of which the run has used the last part."""
     refused: bool = False
-    """`used` includes what was asked for and refused."""
+    """More was asked for and refused."""
+    reserved: float | None = None
+    """What was reserved beyond `used`, if anything. The limit counts both."""
 
 
 class Failed(Struct, frozen=True, kw_only=True):

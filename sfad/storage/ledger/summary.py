@@ -480,6 +480,7 @@ def _breach(event: Event) -> Breach:
         run_id=event.run_id or "",
         limit_kind=event.limit_kind or "",
         used=event.used,
+        reserved=event.reserved,
         threshold=event.threshold,
         scope=event.scope or "run",
         refused=event.refused or False,
