@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import repeat
 from pathlib import Path
@@ -24,6 +24,7 @@ from tests.real_agents.desk import Desk, in_a_terminal
 from tests.real_agents.model import serving
 from tests.real_agents.script import Reply, Write
 from tests.real_agents.test_around import (
+    CALL,
     HOW,
     LIMIT,
     assert_ended,
@@ -41,6 +42,7 @@ api = "gemini"
 [prices]
 "gemini-2.5-pro" = {input_mtok = 3, cached_mtok = 0.3, output_mtok = 15}
 """
+WAYS = ("named", "text", "terminal", "script")
 SETTINGS = '{"privacy": {"usageStatisticsEnabled": false}, "general": {"enableAutoUpdate": false}}'
 
 
@@ -88,6 +90,22 @@ def theirs(ordinary: MakeDesk) -> Desk:
     return at
 
 
+@pytest.fixture
+def untracked(ordinary: MakeDesk) -> Callable[..., Desk]:
+    """Makes the desk of an ordinary user without a cgroup, whose programs are set up."""
+
+    def make(**scripts: Iterable[Reply]) -> Desk:
+        at = ordinary(config=DEFAULT, mode="tags", **scripts)
+        home = Path(at.env["HOME"])
+        at.env.update(environment(home, at.model.url))
+        shutil.rmtree(home / ".cache")  # of Copilot CLI, with links to files of all tests
+        for path in home.rglob("*"):
+            owned(path, at.nobody)
+        return at
+
+    return make
+
+
 def owned(path: Path, nobody: Place | None) -> Path:
     """Return a path, which belongs to the user if it is there."""
     if nobody is not None and path.exists():
@@ -117,28 +135,53 @@ def test_gemini_cli_of_an_ordinary_user_stays_below_its_limit(
     if way != "script":
         words.append("--mcp")
     bills = theirs.talk(GEMINI_CLI).bills
-    if way == "terminal":
-        with in_a_terminal(
-            theirs, *words, "--stdio", "inherit", "--", *GEMINI_CLI.in_terminal
-        ) as client:
-            wait_until(lambda: client.poll() is not None, "the limit has ended it", seconds=90)
-    else:
-        command = {
-            "named": GEMINI_CLI.by_name,
-            "text": ("--", *GEMINI_CLI.as_text),
-            "script": ("--", "sh", "-c", f"{shlex.join(GEMINI_CLI.as_text)}; true"),
-        }
-        theirs.sfactl(*words, *command[way])
-    root = theirs.listed()[0]
-    assert (root["status"], root["reason"]["limit_kind"]) == ("failed", "cost"), root
-    assert 0.5 * LIMIT < sum(bills) <= 1.02 * LIMIT
-    assert root["total_cost_usd"] == pytest.approx(sum(bills), rel=0.01), (
-        "the gateway has seen each call"
-    )
+    carry_out(theirs, GEMINI_CLI, way, words)
+    assert_bounded(theirs, bills)
     assert settings.read_text() == SETTINGS
     # the settings of `--mcp` are in .cache/sfad
     own = {".cache", ".gemini"} if way != "script" else {".gemini"}
     assert {path.name for path in Path(theirs.env["HOME"]).iterdir()} == own
+
+
+def carry_out(at: Desk, program: Cli, way: str, words: Sequence[str]) -> None:
+    """Start a program as a person does, and wait until the limit has ended it."""
+    if way == "terminal":
+        command = ("--stdio", "inherit", "--", *program.in_terminal)
+        with in_a_terminal(at, *words, *command) as client:
+            wait_until(lambda: client.poll() is not None, "the limit has ended it", seconds=90)
+        return
+    commands = {
+        "named": program.by_name,
+        "text": ("--", *program.as_text),
+        "script": ("--", "sh", "-c", f"{shlex.join(program.as_text)}; true"),
+    }
+    at.sfactl(*words, *commands[way])
+
+
+def assert_bounded(at: Desk, bills: Sequence[float]) -> None:
+    """The limit has ended the run, of which the gateway has seen each call."""
+    root = at.listed()[0]
+    assert (root["status"], root["reason"]["limit_kind"]) == ("failed", "cost"), root
+    assert 0.5 * LIMIT < sum(bills) <= 1.02 * LIMIT
+    assert root["total_cost_usd"] == pytest.approx(sum(bills), rel=0.01), root
+
+
+@pytest.mark.parametrize(
+    ("program", "way"),
+    [
+        pytest.param(program, way, id=f"{program.name}-{way}")
+        for program, sample in ((CLAUDE, "terminal"), (CODEX, "script"))
+        for way in WAYS
+        if way == sample or os.environ.get("SFAD_TEST_AGENTS") == "all"
+    ],
+)
+def test_the_bill_of_an_ordinary_user_stays_below_its_limit(
+    untracked: Callable[..., Desk], program: Cli, way: str
+) -> None:
+    at = untracked(**{program.name: repeat(Write(CALL))})
+    words = ["run", "--limit", f"cost={LIMIT}", "--limit", "turns=100", "--timeout", "5m"]
+    carry_out(at, program, way, words)
+    assert_bounded(at, at.talk(program).bills)
 
 
 @pytest.mark.parametrize(
@@ -156,15 +199,10 @@ def test_gemini_cli_of_an_ordinary_user_stays_below_its_limit(
     ids=lambda value: getattr(value, "name", value),
 )
 def test_a_run_of_an_ordinary_user_ends_before_the_second_call_around_the_gateway(
-    ordinary: MakeDesk, program: Cli, how: str
+    untracked: Callable[..., Desk], program: Cli, how: str
 ) -> None:
     """Without a cgroup, and without the kernel's word about what is executed."""
-    at = ordinary(config=DEFAULT, mode="tags", **{program.name: writing()})
-    home = Path(at.env["HOME"])
-    at.env.update(environment(home, at.model.url))
-    shutil.rmtree(home / ".cache")  # of Copilot CLI, with links to files of all tests
-    for path in home.rglob("*"):
-        owned(path, at.nobody)
+    at = untracked(**{program.name: writing()})
     line = cleared(at, program.as_text)
     command = ["--", *shlex.split(line)] if how == "alone" else script(at, HOW[how].format(line))
     at.sfactl("run", "--limit", f"cost={LIMIT}", "--timeout", "5m", *command)
