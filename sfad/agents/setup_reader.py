@@ -20,7 +20,7 @@ import trio
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ..host.tasks import ROUND_REQUESTS, in_thread
+from ..host.tasks import in_thread
 from ..protocol import shim_files
 from ..protocol.known import AGENTS, KNOWN_PROGRAMS
 from . import claude, gemini, setups
@@ -221,10 +221,6 @@ class _Reading:
 
     done: trio.Event = field(default_factory=trio.Event)
     found: TreeSetups | None = None
-    leaving: trio.CapacityLimiter = field(
-        default_factory=lambda: trio.CapacityLimiter(ROUND_REQUESTS)
-    )
-    """How many of them go on in one turn of the loop."""
 
 
 class SetupReader:
@@ -249,9 +245,8 @@ class SetupReader:
         last of them."""
         while (reading := self._next.get(root)) is not None:
             await reading.done.wait()
-            async with reading.leaving:
-                if reading.found is not None:
-                    return reading.found
+            if reading.found is not None:
+                return reading.found
         reading, turn = _Reading(), self._turns.setdefault(root, trio.Lock())
         self._next[root] = reading
         try:

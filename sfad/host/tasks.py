@@ -69,6 +69,40 @@ class FairLock:
             yield
 
 
+class Line:
+    """Lets tasks go on in the order in which they have taken a place, one a round of the loop: trio
+    executes the tasks of a round in any order, and thousands at once would keep it from all else.
+    Each key has a line of its own."""
+
+    def __init__(self) -> None:
+        self._last: dict[Hashable, trio.Event] = {}
+        """Is set once the last one in the line has gone on."""
+
+    def is_empty(self, key: Hashable) -> bool:
+        """Return whether all that took a place have gone on."""
+        return key not in self._last
+
+    def place(self, key: Hashable, work: Awaitable[T]) -> Awaitable[T]:
+        """Take a place now. Return what awaits `work`, and then those in front. It must be awaited:
+        those behind it wait for it."""
+        before, self._last[key] = self._last.get(key), (gone := trio.Event())
+        return self._go_on(key, work, before, gone)
+
+    async def _go_on(
+        self, key: Hashable, work: Awaitable[T], before: trio.Event | None, gone: trio.Event
+    ) -> T:
+        try:
+            try:
+                return await work
+            finally:
+                if before is not None:
+                    await before.wait()
+        finally:
+            gone.set()
+            if self._last[key] is gone:
+                del self._last[key]
+
+
 async def keep_serving(
     serve: Callable[[], Awaitable[None]], failed: Callable[[Exception], object]
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -14,7 +13,6 @@ import trio
 import trio.testing
 
 from sfad.agents.setup_reader import LARGEST, Root, SetupReader, TreeSetups
-from sfad.host.tasks import ROUND_REQUESTS, LoopRounds
 from tests.harness import PATIENCE, as_root, until
 from tests.users import open_directory
 
@@ -164,29 +162,3 @@ async def test_starts_that_come_at_once_share_a_reading() -> None:
     assert len(begun) == 2, "one that had begun, and one for all that came since"
     assert [each.programs for each in found] == [("reading-1",), *[("reading-2",)] * 50]
     assert await reader.read(root) == TreeSetups(programs=("reading-3",))
-
-
-async def test_starts_that_waited_for_a_reading_go_on_a_few_at_a_time() -> None:
-    """Thousands at once would keep the loop from other clients, and from ends of runs, for
-    seconds."""
-    go_on, rounds = threading.Event(), LoopRounds()
-
-    def find(_root: Root) -> TreeSetups:
-        go_on.wait(PATIENCE)
-        return TreeSetups()
-
-    reader, root = SetupReader(find), Root.of(os.geteuid(), b"/", [])
-    went_on: Counter[int] = Counter()
-
-    async def start() -> None:
-        await reader.read(root)
-        went_on[rounds.number] += 1
-
-    trio.lowlevel.add_instrument(rounds)
-    async with trio.open_nursery() as nursery:
-        for _ in range(10 * ROUND_REQUESTS):
-            nursery.start_soon(start)
-        await trio.testing.wait_all_tasks_blocked()
-        go_on.set()
-    assert went_on.total() == 10 * ROUND_REQUESTS
-    assert max(went_on.values()) <= ROUND_REQUESTS + 1, "and the one that has read"

@@ -4,51 +4,85 @@ from __future__ import annotations
 
 import errno
 import os
-from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
 import trio
 
-from sfad.daemon.loop.gateway_process import Serving
-from sfad.host.tasks import LoopRounds
+from sfad.daemon.loop.gateway_process import GatewayProcess
+from sfad.protocol.messages import Spawn
 from tests.harness import until
 from tests.processes.fake import FakeLauncher
+from tests.server.test_looks import served
 
-from .shell import shell
+from .shell import ANN, shell
 
 
-async def test_what_waits_for_a_gateway_goes_on_in_the_order_of_its_arrival(
+async def test_what_waits_for_a_gateway_goes_on_once_it_has_begun_its_work(
     tmp_path: Path,
 ) -> None:
-    """One a round: trio executes the tasks of a round in any order, and thousands at once would
-    keep the loop from all else."""
-    async with shell(tmp_path, FakeLauncher) as runtime:
-        rounds, went_on = LoopRounds(), list[int]()
-        at = Counter[int]()
+    async with shell(tmp_path, FakeLauncher) as runtime, trio.open_nursery() as nursery:
+        nursery.start_soon(runtime.gateways.serve)
+        waiting = [runtime.gateways.start_for_run(os.getuid()) for _ in range(2)]
+        gateway = runtime.gateways.own
+        await until(lambda: gateway.pid is not None)
+        assert not any(each.known for each in waiting)
+        gateway.note_serving()  # it would tell the daemon's socket so, but there is none here
+        assert [await each.wait() for each in waiting] == [None, None]
+        assert runtime.gateways.start_for_run(os.getuid()).known, (
+            "one that comes later goes on at once"
+        )
+        await runtime.gateways.stop()
+        nursery.cancel_scope.cancel()
 
-        async def wait(number: int, serving: Serving) -> None:
-            assert await serving.wait() is None
-            went_on.append(number)
-            at[rounds.number] += 1
 
-        trio.lowlevel.add_instrument(rounds)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(runtime.gateways.serve)
-            for number in range(100):
-                nursery.start_soon(wait, number, runtime.gateways.start_for_run(os.getuid()))
-            gateway = runtime.gateways.own
-            await until(lambda: gateway.pid is not None)
-            assert not went_on
-            gateway.note_serving()  # it would tell the daemon's socket so, but there is none here
-            await until(lambda: len(went_on) == 100)
-            assert went_on == list(range(100))
-            assert max(at.values()) == 1
-            assert runtime.gateways.start_for_run(os.getuid()).known, (
-                "one that comes later goes on at once"
-            )
-            await runtime.gateways.stop()
-            nursery.cancel_scope.cancel()
+async def test_runs_that_wait_for_the_gateway_are_admitted_in_the_order_of_their_arrival(
+    tmp_path: Path,
+) -> None:
+    """Before that, all of them wait for the settings of their user's programs. One that comes when
+    the gateway has begun its work does not overtake them."""
+    env = [b"HOME=/", b"PATH=/nowhere"]
+
+    def spawns(first: int, after: int) -> list[Spawn]:
+        return [
+            Spawn(id=n, argv=[b"true"], cwd=b"/", env=env, name=f"n{n}", gateway=True)
+            for n in range(first, after)
+        ]
+
+    async with served(tmp_path, [ANN]) as (runtime, (client,)), trio.open_nursery() as nursery:
+        nursery.start_soon(runtime.gateways.serve)
+        client.send(*spawns(2, 42))
+        gateway = runtime.gateways.own
+        await until(lambda: gateway.pid is not None)
+        gateway.note_serving()
+        await until(lambda: bool(runtime.catalogue.live))
+        client.send(*spawns(42, 52))
+        await client.replies(50)
+        admitted = [each.run.name for each in runtime.catalogue.live.values()]
+        assert admitted == [f"n{n}" for n in range(2, 52)]
+        await runtime.gateways.stop()
+        nursery.cancel_scope.cancel()
+
+
+def ended(gateway: GatewayProcess, pid: int | None) -> bool:
+    return gateway.pid != pid
+
+
+async def test_a_gateway_that_does_not_begin_its_work_is_ended_and_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that was stopped, or imports from a file system that does not answer."""
+    monkeypatch.setattr("sfad.daemon.loop.gateway_process.BEGINNING", 0.01)
+    async with shell(tmp_path, FakeLauncher) as runtime, trio.open_nursery() as nursery:
+        gateway = runtime.gateways.own
+        nursery.start_soon(runtime.gateways.serve)
+        for _ in range(2):
+            serving = runtime.gateways.start_for_run(os.getuid())
+            assert await serving.wait() == "it has not begun its work within 0.01 s"
+            await until(partial(ended, gateway, gateway.pid))
+        await runtime.gateways.stop()
+        nursery.cancel_scope.cancel()
 
 
 async def test_who_asks_again_at_once_does_not_keep_a_gateway_from_its_next_start(

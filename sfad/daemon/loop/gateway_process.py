@@ -8,7 +8,6 @@ import re
 import secrets
 import signal
 import socket
-from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -43,6 +42,9 @@ BACKLOG = 512
 UNUSED_MAX = 10.0
 """Seconds that a gateway which does not always run goes on after the last run that may use it: runs
 may follow each other, and a start takes 0.4 s of a CPU."""
+BEGINNING = 30.0
+"""Seconds that the process has to begin its work, for which starts wait. It takes 0.4 s of a CPU,
+and has no end if a file system does not answer, or the process was stopped."""
 LAST_CALLS = 1.0
 """Seconds that the gateway has to end when the daemon does, after its last run has ended."""
 
@@ -136,7 +138,9 @@ class GatewayProcess:
         """The process has begun its work; that of an earlier daemon has."""
         self._serving.set()
         self._told_to_end = False
-        self._waiting: deque[Serving] = deque()
+        self._stuck: str | None = None
+        """Why it was killed."""
+        self._waiting: list[Serving] = []
         self._stopped = False
         self._config = config
         self._record = self._read()
@@ -202,16 +206,19 @@ class GatewayProcess:
         self._serving.set()
 
     async def _answer_once_serving(self) -> None:
-        await self._serving.wait()
-        await self._answer(None)
+        while not self._serving.is_set():
+            with trio.move_on_after(BEGINNING):
+                await self._serving.wait()
+                break
+            self._stuck = f"it has not begun its work within {BEGINNING:g} s"
+            self._answer(self._stuck)  # a file system may also keep it from its end
+            self._signal(signal.SIGKILL)
+        self._answer(None)
 
-    async def _answer(self, trouble: str | None) -> None:
-        # not until none waits: who is told of trouble may ask again
-        for _ in range(len(self._waiting)):
-            self._waiting.popleft().tell(trouble)
-            # trio executes the tasks of one round in any order, and requests are admitted in the
-            # order of their arrival: one a round
-            await trio.lowlevel.checkpoint()
+    def _answer(self, trouble: str | None) -> None:
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            each.tell(trouble)
 
     def _bind(self) -> None:
         found = self._record
@@ -302,11 +309,12 @@ class GatewayProcess:
                         return
                     await self._need()
                     continue
-                how = await self._watched(pid)
+                how = why = await self._watched(pid)
             except OSError as error:
-                how = f"it cannot be started: {error}{no_inodes(self._path.parent)}"
+                why = f"{error}{no_inodes(self._path.parent)}"
+                how = f"it cannot be started: {why}"
             if not self._serving.is_set():
-                await self._answer(how)
+                self._answer(why)
             if not self._goes_on() or (self._told_to_end and how in {"exit code 0", UNKNOWN}):
                 continue  # a run may ask for it while it ends
             self._demanded = trio.current_time()  # calls were under way
@@ -369,7 +377,7 @@ class GatewayProcess:
             nursery.start_soon(self._answer_once_serving)
             how = await self._ended(pid)
             nursery.cancel_scope.cancel()
-        return how
+        return self._stuck or how
 
     async def _end_unwanted(self) -> None:
         while self._goes_on():
@@ -407,7 +415,7 @@ class GatewayProcess:
             path.unlink(missing_ok=True)
 
     def _start(self) -> int:
-        self._serving, self._told_to_end = trio.Event(), False
+        self._serving, self._told_to_end, self._stuck = trio.Event(), False, None
         if self._listener is None:
             self._bind()
         assert self._listener is not None

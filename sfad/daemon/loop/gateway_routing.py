@@ -26,6 +26,7 @@ from ...config import UpstreamConfig
 from ...config_values import is_base_url
 from ...core.state.naming import executed_word, named_word, program_name
 from ...core.state.policy import Invalid
+from ...host.tasks import Line
 from ...protocol.errors import unavailable
 from ...protocol.known import KEYS, KNOWN_PROGRAMS
 from ...protocol.messages import Spawn
@@ -364,6 +365,9 @@ class GatewaySteps:
     def __init__(self, gateways: Gateways, setups: SetupReader) -> None:
         self._gateways = gateways
         self._setups = setups
+        self._line = Line()
+        """Of each root that waits for its setups, and of each user who waits for the gateway:
+        requests are admitted in the order of their arrival."""
 
     def read_setups(self, _: Prepared, around: Surroundings) -> Awaitable[None] | None:
         """Find out how the agent programs of a person's new tree are led to their models."""
@@ -380,8 +384,8 @@ class GatewaySteps:
         root = Root.of(peer.uid, order.cwd, env)
         # an agent program calls its model at once: what was found a moment ago may be old by now
         known = None if _is_agent(order) else self._setups.known(root)
-        if known is None:
-            return self._read_setups(around, root)
+        if known is None or not self._line.is_empty(root):
+            return self._line.place(root, self._read_setups(around, root))
         around.setups = known
         return None
 
@@ -466,7 +470,9 @@ class GatewaySteps:
             return None
         if around.caller is None and (around.explicit or gateways.always):
             serving = gateways.start_for_run(uid)
-            return None if serving.known else _have(serving, around)
+            if serving.known and self._line.is_empty(uid):
+                return None
+            return self._line.place(uid, _have(serving, around))
         is_agent = around.order.agent is not None or p.asked.sources.agent_program
         if p.parts.direct is None and is_agent:
             gateways.start_ahead(uid)
