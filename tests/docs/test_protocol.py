@@ -16,6 +16,7 @@ import pytest
 from sfad.core.state.access import VERBS
 from sfad.core.state.policy import MAX_ATTEMPTS, MAX_RETRY_DELAY
 from sfad.core.state.run import MAX_GRACE
+from sfad.daemon.loop import gateway_process
 from sfad.daemon.server import clients, connection, dispatch, shares
 from sfad.daemon.server.results import MAX_RESULT
 from sfad.daemon.server.verbs import following
@@ -100,6 +101,9 @@ def test_bounds() -> None:
         "bound": "value",
         "time for the handshake": f"{clients.FRAME_TIME:g} s",
         "time for the rest of a frame": f"{clients.FRAME_TIME:g} s",
+        "time that a `spawn` waits for the gateway to begin its work": (
+            f"{gateway_process.BEGINNING:g} s"
+        ),
         "body of a request": f"{MAX_REQUEST // mib} MiB",
         "body of a reply": f"{MAX_REPLY // mib} MiB",
         "replies and events that a client leaves unread": f"{connection.MAX_UNSENT // mib} MiB",

@@ -40,8 +40,8 @@ class Client:
         self._decoder = FrameDecoder(MAX_REPLY)
         self._replies: list[m.Reply] = []
 
-    def send(self, *requests: m.Request) -> None:
-        self._sock.send(b"".join(map(m.pack_message, requests)))
+    def send(self, *requests: m.Request, descriptors: Sequence[int] = ()) -> None:
+        socket.send_fds(self._sock, [b"".join(map(m.pack_message, requests))], descriptors)
 
     async def replies(self, count: int) -> list[Any]:
         while len(self._replies) < count:

@@ -227,8 +227,9 @@ class Asker:
     async def aside(self) -> None:
         """Before the first thing that a verb waits for: the rest of it is a task, and its reply
         comes later. All such requests fail before a re-execution."""
-        self.connection.deferred.add(self.id)
-        self._aside = True
+        if not self._aside:  # a request that has failed since would be wanted again
+            self.connection.deferred.add(self.id)
+            self._aside = True
         await self.runtime.background.aside()
 
     def still_wanted(self) -> bool:

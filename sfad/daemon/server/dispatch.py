@@ -117,7 +117,7 @@ class Dispatcher:
 
     def _check(self, asker: Asker, request: m.Request) -> None:
         try:
-            if request.id in asker.connection.waits:
+            if request.id in asker.connection.waits or request.id in asker.connection.deferred:
                 raise bad_request(f"request id {request.id} is still in use on this connection")
             asker.check_share(self._services.bounds.requests, 1)
         except RequestError:
