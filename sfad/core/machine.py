@@ -162,12 +162,12 @@ class Machine:
         """The callers whose refusals are counted: `user NAME`, or the id of a live run."""
         return self._admission.refused_callers
 
-    def holds(self, run: Run, moment: Moment) -> tuple[Hold, ...]:
-        """Return why a live run waits, or calls of it."""
+    def holds(self, run: Run, now: float, moment: Moment) -> tuple[Hold, ...]:
+        """Return why a live run waits at `now`, or calls of it."""
         calls = self._calls.wait_of(run.id) if self._calls.waiting else None
         if calls is None and run.status is Status.RUNNING:
             return ()  # most runs, most of the time
-        return holds_of(run, self.slots, calls, moment)
+        return holds_of(run, self.slots, calls, now, moment)
 
     def handle(self, event: e.Event) -> c.Outcome:
         """Return what `event` calls for: commands in their order, and the runs whose snapshots are

@@ -185,7 +185,7 @@ def info_of(
 
 def holds_at(machine: Machine, run: Run, now: float) -> tuple[Hold, ...]:
     """Return why a live run waits, at `now`, on the core's clock."""
-    return machine.holds(run, lambda at: wall_clock() + timedelta(seconds=at - now))
+    return machine.holds(run, now, lambda at: wall_clock() + timedelta(seconds=at - now))
 
 
 def with_place(holds: Iterable[Hold], queue: QueueState) -> tuple[Hold, ...]:

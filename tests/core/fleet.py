@@ -148,7 +148,7 @@ class Node:
         outcome = self.machine.handle(event)
         for command in outcome.commands:
             self._apply(command)
-        check_holds(self.machine)
+        check_holds(self.machine, self.now)
         for run in outcome.changed.values():
             if run.remote is not None and run.remote.id and not run.status.terminal:
                 self.unsent.add(run.id)

@@ -16,12 +16,12 @@ def moment(at: float) -> datetime:
     return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=at)
 
 
-def check_holds(machine: Machine) -> None:
+def check_holds(machine: Machine, now: float) -> None:
     """The status of each run follows from its holds, and each hold is of a known kind."""
     for run in machine.tree:
-        derived = holds_of(run, machine.slots, None, moment)
+        derived = holds_of(run, machine.slots, None, now, moment)
         assert status_of(run, derived) is run.status, (run.id, run.status, derived)
-        told = machine.holds(run, moment)
+        told = machine.holds(run, now, moment)
         assert tuple(hold for hold in told if hold.blocks != "call") == derived
         for hold in told:
             assert hold.blocks in HOLDS[hold.kind].blocks

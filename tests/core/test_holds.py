@@ -20,7 +20,7 @@ from tests.core.transcript import Transcript, inside, purse
 
 
 def holds(t: Transcript, run: RunId) -> tuple[Hold, ...]:
-    return t.machine.holds(t.run(run), moment)
+    return t.machine.holds(t.run(run), t.at, moment)
 
 
 def kinds(t: Transcript, run: RunId) -> list[tuple[str, str]]:
@@ -86,6 +86,26 @@ def test_a_retry_tells_its_time() -> None:
     t.later(8)
     (t >> t.fired(a, "retry")).skip()
     assert holds(t, a) == ()
+
+
+def test_a_retry_whose_delay_is_over_tells_of_no_time_that_is_past() -> None:
+    """The run above it is paused, so its next attempt waits for that alone."""
+    t = Transcript(retry_delay=8.0)
+    top = t.start("top")
+    kid = t.start("kid", peer=inside(top), attempts=3)
+    (t >> t.exited(kid, 1, empty=False)).skip()
+    (t >> t.emptied(kid)).skip()
+    (t >> t.pause(top)).skip()
+    retry, above = holds(t, kid)
+    assert (retry.kind, retry.until, above.kind) == (
+        "retry",
+        moment(t.run(kid).retry_at or 0),
+        "ancestor",
+    )
+    (t >> t.later(20).fired(kid, "retry")).skip()
+    retry, above = holds(t, kid)
+    assert (retry.kind, retry.until, above.kind) == ("retry", None, "ancestor")
+    assert retry.words == "attempt 1 of 3 has failed; the next begins when no pause holds it"
 
 
 def test_a_limit_and_an_approval_tell_what_helps() -> None:
@@ -184,20 +204,20 @@ def test_a_run_of_a_fleet_is_placed_and_paused_on_both_nodes() -> None:
     top = root(one)
     one.spawn("kid", inside=top, placing=Placing())
     kid = one.admitted[-1]
-    (placing,) = one.machine.holds(kid, moment)
+    (placing,) = one.machine.holds(kid, 0.0, moment)
     assert (placing.kind, placing.words) == ("placing", "it is being placed")
     one.spawn("other", inside=top, placing=Placing(node="n2"))
     other = one.admitted[-1]
-    (lease,) = one.machine.holds(other, moment)
+    (lease,) = one.machine.holds(other, 0.0, moment)
     assert (other.status, lease.kind) == (Status.STARTING, "lease")
     net.settle()
-    assert one.machine.holds(other, moment) == ()
+    assert one.machine.holds(other, 0.0, moment) == ()
     far = two.machine.tree.get("a1")
     assert far is not None
     assert other.remote is not None
     two.feed(Transcript().pause("a1"))
     net.settle()
-    (node,) = one.machine.holds(other, moment)
+    (node,) = one.machine.holds(other, 0.0, moment)
     assert (node.kind, node.command) == ("node", "sfactl resume n2/a1")
 
 
@@ -218,5 +238,5 @@ def test_what_an_older_daemon_has_saved_has_no_times() -> None:
     for part in ("paused", "limit_hold"):
         saved[part].pop("since")
     state = msgspec.msgpack.decode(msgspec.msgpack.encode(saved), type=State, dec_hook=from_saved)
-    (hold,) = holds_of(Run(t.run(a).birth, state, None), t.machine.slots, None, moment)
+    (hold,) = holds_of(Run(t.run(a).birth, state, None), t.machine.slots, None, t.at, moment)
     assert (hold.kind, hold.since) == ("limit", None)

@@ -962,7 +962,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
     @invariant()
     def the_status_follows_from_the_holds(self) -> None:
         """A run is queued, paused or retrying if, and only if, something holds it."""
-        check_holds(self.world.machine)
+        check_holds(self.world.machine, self.world.now)
 
     @invariant()
     def slots_add_up(self) -> None:

@@ -202,7 +202,7 @@ class Transcript:
             if run.id in kept:
                 self._copies[run.id] = now
             assert self._copies[run.id] == now, f"{run.id} was not kept"
-        check_holds(self.machine)
+        check_holds(self.machine, self.at)
 
     def _note(self, command: c.Command) -> None:
         match command:

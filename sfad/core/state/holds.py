@@ -49,12 +49,14 @@ def status_of(run: Run, holds: Iterable[Hold]) -> Status:
     return Status.PAUSED if "processes" in blocked else Status.RUNNING
 
 
-def holds_of(run: Run, slots: Slots, calls: CallsWait | None, moment: Moment) -> tuple[Hold, ...]:
-    """Return what holds a live run, what it can be rid of first: what blocks its start, pauses of
-    its own, those of runs above it, and its calls that wait."""
+def holds_of(
+    run: Run, slots: Slots, calls: CallsWait | None, now: float, moment: Moment
+) -> tuple[Hold, ...]:
+    """Return what holds a live run at `now`, what it can be rid of first: what blocks its start,
+    pauses of its own, those of runs above it, and its calls that wait."""
     if run.status in PHASES and run.status is not Status.STARTING:
         return ()
-    found = [*_start(run, slots, moment), *_pauses(run, moment), *_above(run, moment)]
+    found = [*_start(run, slots, now, moment), *_pauses(run, moment), *_above(run, moment)]
     if calls is not None:
         found.append(_calls(run, calls, moment))
     return tuple(found)
@@ -81,14 +83,14 @@ def _hold(
 # ---- What blocks the start of a run, or of its next attempt
 
 
-def _start(run: Run, slots: Slots, moment: Moment) -> Iterator[Hold]:
+def _start(run: Run, slots: Slots, now: float, moment: Moment) -> Iterator[Hold]:
     remote, since = run.remote, run.queued_at
     if (found := _first(run, slots)) is not None:
         kind, words = found
         away = remote.heard_at if kind == "lease" and remote is not None else since
         yield _hold(kind, "start", words, moment, away)
     if run.status is Status.RETRYING:
-        yield _retry(run, moment)
+        yield _retry(run, now, moment)
     if run.status is Status.QUEUED and not run.committed:
         yield _hold("record", "start", "its admission is being recorded", moment, since)
 
@@ -124,7 +126,7 @@ def _slot_words(full: QuotaUse) -> str:
     return f"{of_group}{whose} {trees}, and {full.key} is {full.limit}"
 
 
-def _retry(run: Run, moment: Moment) -> Hold:
+def _retry(run: Run, now: float, moment: Moment) -> Hold:
     latest = run.latest
     of, why = run.asked.retries.attempts, latest.cut_short or "has failed"
     words = f"attempt {latest.number} of {of} {why}; "
@@ -135,6 +137,8 @@ def _retry(run: Run, moment: Moment) -> Hold:
     else:
         words += "the next begins"
     until = None if run.clearing else run.retry_at
+    if until is not None and until <= now and run.paused_in_lineage:
+        words, until = f"{words} when no pause holds it", None  # the delay is over
     return _hold("retry", "start", words, moment, latest.failed_at, until)
 
 
