@@ -380,6 +380,23 @@ def test_a_request_for_the_worktree_of_a_run_may_be_repeated(
         stopped(client, run.id)
 
 
+def test_one_that_is_repeated_while_git_looks_gets_the_same_run(
+    daemon: Daemon, repository: Repository
+) -> None:
+    """The first of them that git has answered takes the worktree, also from the others."""
+    first = repository.run(daemon, "true")
+    options = repository.options(Worktree(of=first.id), key=f"at-once-{first.id}")
+    with daemon.client() as client:
+        for _ in range(4):
+            client.send(m.Spawn(id=client.next_id(), argv=[b"sleep", b"9"], **options))
+        replies: list[m.Reply] = []
+        while len(replies) < 4:
+            replies += [answer.reply for answer in client.arrived()]
+        runs = {reply.run.id if isinstance(reply, m.RunReply) else reply for reply in replies}
+        assert len(runs) == 1
+        stopped(client, str(runs.pop()))
+
+
 def test_a_diff_in_json_can_be_applied(
     daemon: Daemon, repository: Repository, tmp_path: Path
 ) -> None:

@@ -53,8 +53,10 @@ async def spawn(asker: Asker, request: Spawn, session: SessionAsked | None = Non
                 asker.reply(reply)
                 return
             prepared = await runtime.starting.prepare(around)
-        except Invalid as error:
-            raise bad_request(str(error)) from None
+        except (Invalid, RequestError) as error:
+            if not asker.still_wanted() or _answered_again(asker, request):
+                return  # the same request came twice, and the other one was faster
+            raise error if isinstance(error, RequestError) else bad_request(str(error)) from None
         if not asker.still_wanted():
             return
         if request.watch:
