@@ -263,6 +263,9 @@ async def _history(console: Console, request: Request) -> Any:
         status=status,
         name=query.get("name") or None,
         user=query.get("user") or None,
+        run_type=query.get("type") or None,
+        channel=query.get("channel") or None,
+        model=query.get("model") or None,
         since=_since(query.get("since", "")),
         labels=_labels(query),
         rows=ROWS,
@@ -293,6 +296,9 @@ async def _costs(console: Console, request: Request) -> Any:
         by=by,
         name=query.get("name") or None,
         user=query.get("user") or None,
+        run_type=query.get("type") or None,
+        channel=query.get("channel") or None,
+        model=query.get("model") or None,
         labels=_labels(query),
     )
     found, unanswered = await console.source.summary(whole)

@@ -17,6 +17,9 @@ function days(number) {
   return Array.from({ length: number + 1 }, (_, at) => new Date(today.getFullYear(), today.getMonth(), today.getDate() - number + 1 + at).getTime() / 1000);
 }
 
+/** The filters that the list and the chart have in common. */
+const FILTERS = ["name", "user", "type", "model", "channel", "label"];
+
 const without = (nodes) => (nodes.length ? ` without node ${nodes.join(", ")}, which does not answer` : "");
 
 export function show() {
@@ -29,7 +32,7 @@ export function show() {
   const text = (name, hint) => h("input", { name, id: `by-${name}`, placeholder: hint, value: query.get(name) || "", autocomplete: "off" });
   const labelled = (words, input) => h("div", { class: "field" }, h("label", { for: input.id }, words), input);
   const form = h("form", { class: "filters", role: "search", method: "get", action: "/history" },
-    labelled("period", since), labelled("state", status), labelled("name", text("name", "any")), labelled("user", text("user", "any")), labelled("label", text("label", "key=value")), labelled("by", by));
+    labelled("period", since), labelled("state", status), labelled("name", text("name", "any")), labelled("user", text("user", "any")), labelled("type", text("type", "any")), labelled("model", text("model", "claude-opus-*")), labelled("channel", text("channel", "any")), labelled("label", text("label", "key=value")), labelled("by", by));
   const head = h("p", { class: "headline" }, "Loading…");
   const plot = new Plot(220, "cost a day");
   const legend = h("ul", { class: "legend" });
@@ -49,7 +52,7 @@ export function show() {
     const mine = ++turn;
     const starts = days(PERIODS.find(([value]) => value === since.value)[2]);
     if (since.value === "24h") starts[0] = Date.now() / 1000 - 86400;
-    const found = await get(`/api/costs?${new URLSearchParams({ days: starts.join(","), ...chosen(["name", "user", "label", "by"]) })}`);
+    const found = await get(`/api/costs?${new URLSearchParams({ days: starts.join(","), ...chosen([...FILTERS, "by"]) })}`);
     if (mine !== turn) return;
     const ended = Object.entries(found.statuses).map(([word, number]) => `${number} ${word}`);
     put(head, `${found.runs} ${found.runs === 1 ? "run" : "runs"}${found.cost === null ? "" : `, ${usd(found.cost, found.mark)} USD`}${found.tokens === null ? "" : `, ${count(found.tokens, found.mark)} tokens`}${ended.length ? `: ${ended.join(", ")}` : ""}${without(found.unanswered)}`);
@@ -70,7 +73,7 @@ export function show() {
 
   let next = null;
   async function runs(before = null) {
-    const found = await get(`/api/history?${new URLSearchParams({ ...chosen(["since", "status", "name", "user", "label"]), ...(before ? { before } : {}) })}`);
+    const found = await get(`/api/history?${new URLSearchParams({ ...chosen(["since", "status", ...FILTERS]), ...(before ? { before } : {}) })}`);
     if (!before) list.take({ rows: found.rows, fresh: true });
     else list.take({ rows: found.rows });
     next = found.next;

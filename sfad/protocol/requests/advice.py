@@ -182,6 +182,10 @@ class Summarise(Request, tag="summary"):
     here: bool = False
     """Without the runs that another node of the fleet has taken and that are not lost: that one
     tells of them."""
+    run_type: str | list[str] | None = None
+    """As in `List`, like the next two."""
+    channel: str | list[str] | None = None
+    model: str | list[str] | None = None
 
 
 class Summarised(Reply, tag="summarised"):

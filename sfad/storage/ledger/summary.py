@@ -84,7 +84,14 @@ Unwritten = Sequence[RunInfo]
 def page_of(request: Summarise, scope: Scope) -> Page:
     """Return the runs that a request is about."""
     query = List(
-        id=0, since=request.since, name=request.name, user=request.user, labels=request.labels
+        id=0,
+        since=request.since,
+        name=request.name,
+        user=request.user,
+        labels=request.labels,
+        run_type=request.run_type,
+        channel=request.channel,
+        model=request.model,
     )
     return Page(query, scope)
 
