@@ -12,7 +12,7 @@ from sfad.protocol.types import Event, RunInfo, Status
 
 from . import output, spawn_options
 from .limits import Notices, in_force, totals
-from .waiting import unlanded
+from .waiting import left_behind
 
 
 class ProgressLines:
@@ -69,8 +69,9 @@ class ProgressLines:
             self._note(f"sfactl: {final.id} {output.plain(final.stopped_children.message)}")
         if not self._message.quiet and (words := output.offer(final)):
             self.say(words)
-        if not self._message.quiet and (words := unlanded(final)):
-            self.say(words)
+        if not self._message.quiet:
+            for words in left_behind(final):
+                self.say(words)
 
     def failed(self, reply: Reply, _descriptors: Sequence[int]) -> None:
         """Report a request that failed, only with `--verbose`: the run's end says more."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
@@ -197,6 +198,29 @@ def unlanded(run: RunInfo) -> str | None:
     from . import landing  # few runs have a worktree
 
     return landing.unlanded(run)
+
+
+def left_for_git(run: RunInfo) -> str | None:
+    """Return a warning if an ended isolated run could write to the `.git` of its directory, because
+    the person's next git there executes what that names; `None` if there is none, or it is not this
+    user's. A run with a worktree has git files of its own (`sfad.private_git`)."""
+    if (
+        run.isolation is None
+        or run.worktree is not None
+        or run.fleet is not None
+        or run.started_at is None
+        or not run.status.terminal
+        or run.user != output.own_user()
+        or not os.path.lexists(f"{run.cwd}/.git")
+    ):
+        return None
+    git = output.plain(f"{run.cwd}/.git")
+    return f"it could write to {git}: look at config and hooks there before you type git"
+
+
+def left_behind(run: RunInfo) -> list[str]:
+    """Return what a person has to know of the files that an ended run has left, in lines."""
+    return [words for words in (unlanded(run), left_for_git(run)) if words is not None]
 
 
 def unlanded_json(run: RunInfo) -> dict[str, object]:

@@ -17,7 +17,7 @@ from ..options import flag
 from ..selection import RunSelection
 from ..spreading import spread
 from ..unlike_here import differences
-from ..waiting import unlanded, unlanded_json
+from ..waiting import left_for_git, unlanded, unlanded_json
 
 # ---- What has happened to a run, from the recorded events
 
@@ -182,6 +182,8 @@ def facts(run: RunInfo, line: Line | None = None) -> Iterator[tuple[str, str]]:
             words
             + (f", and through it {output.plain(', '.join(run.egress))}" if run.egress else ""),
         )
+        if (warning := left_for_git(run)) is not None:
+            yield "git", warning
     if run.pid is not None:
         yield "pid", str(run.pid)
     if run.processes is not None:

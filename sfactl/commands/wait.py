@@ -11,7 +11,7 @@ from ..connection import Client, Unreachable
 from ..options import TIME
 from ..selection import LiveSelection
 from ..spreading import spread
-from ..waiting import unlanded
+from ..waiting import left_behind
 
 
 @app.command(cls=OverFleet)
@@ -56,7 +56,7 @@ def _show(run: RunInfo, json: bool) -> None:
     elif run.status.terminal:
         why = f": {words}" if (words := output.why_ended(run)) else ""
         print(f"{run.id}  {run.name}  {output.outcome(run)}{why}", flush=True)
-        if work := unlanded(run):
-            output.note(f"{run.id}: {work}")
+        for words in left_behind(run):
+            output.note(f"{run.id}: {words}")
     else:
         output.note(f"{run.id} is not over: {run.status.value}")

@@ -15,7 +15,7 @@ from ..limits import share
 from ..lines import line_of
 from ..selection import RunSelection
 from ..spreading import spread
-from ..waiting import troubles, unlanded, unlanded_json
+from ..waiting import left_behind, troubles, unlanded_json
 
 
 @app.command(cls=OverFleet)
@@ -49,7 +49,7 @@ def _show(client: Client, name: str, json: bool) -> None:
                         why,
                         f"line: {line.words}" if line is not None else None,
                         output.offer(run),
-                        f"{run.id}: {work}" if (work := unlanded(run)) else None,
+                        *(f"{run.id}: {words}" for words in left_behind(run)),
                     ),
                 )
             )

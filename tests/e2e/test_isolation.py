@@ -338,6 +338,24 @@ def test_a_child_cannot_say_where_its_agents_files_are(share: Start, tmp_path: P
     assert list(victim.iterdir()) == []
 
 
+def test_who_isolates_a_run_in_a_checkout_is_warned_of_its_git(
+    common: Daemon, tmp_path: Path
+) -> None:
+    hook = "mkdir -p .git/hooks; echo 'touch /tmp/executed' > .git/hooks/post-checkout"
+    line = f"it could write to {tmp_path}/.git: look at config and hooks there before you type git"
+
+    def told(*options: str) -> list[str]:
+        """Return what the verbs say of a run that leaves a hook."""
+        done = common.sfactl("run", *options, "--", "sh", "-c", hook, cwd=str(tmp_path))
+        assert done.returncode == 0, done.stderr
+        run = json.loads(common.sfactl("list", "--limit-rows", "1", "--json").stdout)["runs"][-1]
+        after = [common.sfactl(verb, run["id"]) for verb in ("why", "wait", "info")]
+        return [each.stdout + each.stderr for each in (done, *after)]
+
+    assert all(line in said for said in told("--isolate"))
+    assert not any("could write" in said for said in told())
+
+
 def test_what_is_refused(common: Daemon) -> None:
     """By the daemon, or before the command is executed; the output says why."""
     with common.client() as client:
