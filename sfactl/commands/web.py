@@ -2,8 +2,9 @@ from importlib.util import find_spec
 
 from ..app import OverFleet, app
 from ..connection import connect
-from ..exits import ExitCode, UsageError
+from ..exits import ExitCode, Quit, UsageError
 from ..fleet import Fleet
+from ..inside import inside_run
 from ..spreading import spread
 from ..web.options import WebOptions
 
@@ -24,13 +25,19 @@ def web(wanted: WebOptions) -> int:
     (docs/console.md).
 
     Exit codes: 0 ended by Ctrl-C, SIGTERM or SIGHUP; 2 a wrong option, a port that is taken, or
-    the extra is not installed; 69 the daemon cannot be reached.
+    the extra is not installed; 69 the daemon cannot be reached; 77 inside a run.
     """
     return serve(wanted)
 
 
 def serve(wanted: WebOptions, fleet: Fleet | None = None) -> int:
     """Serve the runs of a daemon, or of a fleet. Return the exit code. Raise `Quit`."""
+    if not wanted.check and (why := inside_run()) is not None:
+        # --link of the person would offer the run's console, and that of the run the person's
+        raise Quit(
+            ExitCode.NOT_PERMITTED,
+            f"a console starts outside runs only, and this process is inside one ({why})",
+        )
     if any(find_spec(each) is None for each in ("starlette", "hypercorn", "segno")):
         raise UsageError(
             "web needs packages that are not installed; "

@@ -20,7 +20,7 @@ import trustme
 
 from sfactl.web import logins
 from sfactl.web.logins import Logins
-from tests.harness import PATIENCE, Daemon
+from tests.harness import PATIENCE, Daemon, ended, environment, started
 from tests.template import run_forked
 from tests.tiers import sampled, variant
 from tests.web.console import Console
@@ -73,6 +73,24 @@ def test_a_link_that_was_printed_ends_with_its_console(
         assert again.ask(first.login)[0] == 403
     finally:
         again.end()
+
+
+@pytest.mark.parametrize("options", [("--listen", "127.0.0.1:0"), ("--link",)])
+def test_a_run_neither_starts_a_console_nor_gets_a_link_of_the_persons(
+    common: Daemon, state: dict[str, str], options: tuple[str, ...]
+) -> None:
+    console = Console(common, env=state)
+    try:
+        with common.client() as client:
+            words = [sys.executable, "-m", "sfactl", "web", *options]
+            own = [f"{key}={value}".encode() for key, value in state.items()]
+            run = ended(client, started(client, words, env=[*environment(), *own]).id)
+        assert run.exit_code == 77
+        assert "starts outside runs only" in common.errors(run.id)
+        assert common.output(run.id) == ""
+        assert link(common, state).stdout.startswith(f"open {console.origin}/login")
+    finally:
+        console.end()
 
 
 @variant
