@@ -318,6 +318,7 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
                 "the program and its arguments, one text each"
             ),
         ),
+        ("[agents.a1]\ncommand = ['x']", "agents.a1: this name looks like the id of a run"),
         (
             "[agents.a]\ncommand = []",
             "agents.a.command = []: allowed is a list of texts: the program",
@@ -531,48 +532,6 @@ def test_a_device_or_a_fifo_in_place_of_a_file(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="larger than 1048576 bytes"):
             load([Path(endless)])
     assert load([Path("/dev/null")], required=True).settings == load([]).settings
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
-        (90, 90),
-        (1.5, 1.5),
-        ("90", 90),
-        ("90s", 90),
-        ("5m", 300),
-        ("1h", 3600),
-        ("250ms", 0.25),
-        ("1.5h", 5400),
-        (" 2 d ", 172800),
-    ],
-)
-def test_durations(text: str | float, seconds: float) -> None:
-    assert parse_duration(text) == pytest.approx(seconds)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "s",
-        "-1",
-        "1e3",
-        "nan",
-        "inf",
-        "1h30m",
-        "5 parsecs",
-        "٣s",
-        "1_000",
-        -1,
-        float("nan"),
-        float("inf"),
-        True,
-    ],
-)
-def test_invalid_durations(text: str | float) -> None:
-    with pytest.raises(ValueError, match="is not a duration: seconds, or"):
-        parse_duration(text)
 
 
 @given(st.integers(0, 10**9) | st.integers(0, 10**9).map(lambda ms: ms / 1000))

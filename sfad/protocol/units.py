@@ -12,15 +12,15 @@ _SECONDS = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0
 
 _ENDLESS = float("inf")
 
-DURATION_FORMS = "seconds, or a number with ms, s, m, h or d"
+DURATION_FORMS = "seconds, or a number with ms, s, m, h or d, or several, as in 1h30m"
 
 
 def parse_duration(text: str | float) -> float:
-    """Return seconds from `90`, `"90"`, `"90s"`, `"1.5m"`, `"1h"`, `"2d"` or `"250ms"`. Raise
-    `ValueError` for anything else, also negative and non-finite numbers."""
+    """Return seconds from `90`, `"90"`, `"90s"`, `"1.5m"`, `"2d"`, `"250ms"` or `"1h30m"`, the
+    largest unit first. Raise `ValueError` for anything else, also negative and non-finite
+    numbers."""
     if isinstance(text, str):
-        whole, part, unit = _parts(text)
-        seconds = float(f"{whole}.{part}") * _SECONDS[unit] if whole and unit in _SECONDS else -1.0
+        seconds = _seconds(text)
     else:
         try:
             seconds = float(text)
@@ -29,6 +29,22 @@ def parse_duration(text: str | float) -> float:
     if isinstance(text, bool) or not 0 <= seconds < _ENDLESS:
         raise ValueError(f"{text!r} is not a duration: {DURATION_FORMS}")
     return seconds
+
+
+def _seconds(text: str) -> float:
+    """Return the sum of the numbers with units of a text; -1 for anything else."""
+    total, above, rest = 0.0, _ENDLESS, text.strip()
+    while rest:
+        behind = rest.lstrip("0123456789. \t\n\r\f\v")
+        after = behind.lstrip("dhms")
+        whole, part, unit = _parts(rest[: len(rest) - len(after)])
+        scale = _SECONDS.get(unit, _ENDLESS)
+        alone = above == _ENDLESS and not after
+        if not whole or scale >= above or (not unit and not alone):
+            return -1.0
+        total += float(f"{whole}.{part}") * scale
+        above, rest = scale, after
+    return total if above < _ENDLESS else -1.0
 
 
 def _parts(text: str) -> tuple[str, str, str]:

@@ -1,4 +1,4 @@
-"""Sizes and counts as people write them. (Durations are in tests/test_config.py.)"""
+"""Sizes, counts and durations as people write them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sfad.protocol.units import (
+    format_elapsed,
     format_size,
     format_usd,
     parse_count,
@@ -133,6 +134,37 @@ def test_sizes_are_short() -> None:
 )
 def test_money_shows_as_many_decimals_as_it_takes(amount: float, shown: str) -> None:
     assert format_usd(amount) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        (90, 90), (1.5, 1.5), ("90", 90), ("90s", 90), ("1.5m", 90), ("250ms", 0.25),
+        ("1h", 3600), ("2d", 172800), (" 5 m ", 300), ("1h30m", 5400), ("2m30s", 150),
+        ("1d12h", 129600), ("1m500ms", 60.5), ("1h 30m 15.5s", 5415.5), ("2h05m", 7500),
+        ("1d2h3m4s5ms", 93784.005),
+    ],
+)  # fmt: skip
+def test_durations(text: str | float, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", " ", "h", "ms", "1x", "1w", "1.h", ".5h", "-1", "1e3", "inf", "nan", "٣s", "1_0s",
+        "1 2", "1h30", "30m1h", "1m1m", "1h-3m", "1hm", "1mss", "1h,30m", "1h30m5", "1 30m",
+        "5 1h", "1h30mx", "5 parsecs", -1, True, float("nan"), float("inf"), "9" * 400 + "h",
+    ],
+)  # fmt: skip
+def test_no_durations(text: str | float) -> None:
+    with pytest.raises(ValueError, match="is not a duration: seconds, or a number with"):
+        parse_duration(text)
+
+
+@given(st.integers(min_value=10, max_value=10**9))
+def test_durations_are_read_as_they_are_shown_to_people(seconds: int) -> None:
+    assert seconds - 3600 < parse_duration(format_elapsed(seconds)) <= seconds
 
 
 def test_a_duration_too_large_for_a_float() -> None:
