@@ -371,8 +371,15 @@ def test_a_child_keeps_what_it_inherited(shared: World) -> None:
 
 def test_a_run_starts_only_its_own_again(shared: World) -> None:
     stranger = shared.spawn("--name", "stranger", "--", "sleep", "1000")
-    done = shared.sfactl("run", "-q", "--", "sh", "-c", f"$SFACTL rerun {stranger}", code=77)
-    assert "it is not in the subtree of" in done.stderr
+    for verb, said in (
+        ("rerun", "'rerun' or 'continue'"),
+        ("continue", "'rerun' or 'continue'"),
+        ("logs", "'logs'"),
+        ("fetch", "'fetch'"),
+        ("session log", "'session log'"),
+    ):
+        done = shared.sfactl("run", "-q", "--", "sh", "-c", f"$SFACTL {verb} {stranger}", code=77)
+        assert f"may not use {said} on run {stranger}: it is not in the subtree of" in done.stderr
     denied = shared.sfactl(
         "run", "-q", "--deny", "info", "--", "sh", "-c", "$SFACTL rerun $SFA_RUN_ID", code=77
     )

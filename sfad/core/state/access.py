@@ -31,6 +31,8 @@ class Access:
     narrowed_by: str | None = ""
     """The verb that `--allow` and `--deny` name for it: itself where this is empty. `None`: they
     cannot take it away."""
+    said: str = ""
+    """The verbs that use it, for a message; itself where this is empty."""
     scope: Literal["one", "many", "none"] = "one"
     """Whether it is about one run, or several, in the caller's scope. `none`: about no run."""
 
@@ -54,11 +56,11 @@ TABLE: Mapping[str, Access] = MappingProxyType({
     "drain_node": _OF_FLEET,
     "end_call": _FOR_GATEWAY,
     "events": _MANY,
-    "fetch_files": Access(narrowed_by="logs"),
+    "fetch_files": Access(narrowed_by="logs", said="'fetch'"),
     "fleet_status": _OF_FLEET,
     "fleet_told": _OF_FLEET,
     "forget_node": _OF_FLEET,
-    "get_files": Access(narrowed_by="logs"),
+    "get_files": Access(narrowed_by="logs", said="'fetch'"),
     "hello": Access(narrowed_by=None, scope="none"),
     "info": _ONE,
     "limit": _ONE,
@@ -71,8 +73,8 @@ TABLE: Mapping[str, Access] = MappingProxyType({
     "plans": _MANY,
     "prune": Access(inside=False, narrowed_by=None, scope="many"),
     "put_files": Access(leaf=False, narrowed_by="spawn", scope="none"),
-    "read_output": Access(narrowed_by="logs"),
-    "recall": Access(narrowed_by="info"),
+    "read_output": Access(narrowed_by="logs", said="'logs'"),
+    "recall": Access(narrowed_by="info", said="'rerun' or 'continue'"),
     "recommend": Access(inside=False, narrowed_by=None, scope="many"),
     "reload": Access("admin", inside=False, narrowed_by=None, scope="none"),
     "report": _ONE,
@@ -97,8 +99,8 @@ TABLE: Mapping[str, Access] = MappingProxyType({
     "summary": _MANY,
     "tend": _OF_FLEET,
     "test_hook": Access("admin", inside=False, narrowed_by=None, scope="none"),
-    "text": Access(narrowed_by="logs"),
-    "transcript": Access(narrowed_by="logs"),
+    "text": Access(narrowed_by="logs", said="'logs'"),
+    "transcript": Access(narrowed_by="logs", said="'session log'"),
     "unasked_request": _FOR_GATEWAY,
     "refused_egress": _FOR_GATEWAY,
     "wait": _ONE,
@@ -304,8 +306,9 @@ def why_target_refused(peer: Peer, verb: str, lineage: Sequence[RunId]) -> str |
     A peer inside a run may use verbs on this run and its descendants only, whatever its uid."""
     if peer.run is None or peer.run in lineage:
         return None
+    said = TABLE[verb].said or f"'{verb}'"
     return (
-        f"run {peer.run} may not use '{verb}' on run {lineage[-1]}: "
+        f"run {peer.run} may not use {said} on run {lineage[-1]}: "
         f"it is not in the subtree of {peer.run}"
     )
 

@@ -346,9 +346,7 @@ def _register(
 ) -> Callable[[Function], Function]:
     def register(answer: Function) -> Function:
         verb = m.tag(kind)
-        REGISTRY[kind] = Verb(
-            answer, None if checked_later else TABLE[verb].narrowed_by or verb, about_run
-        )
+        REGISTRY[kind] = Verb(answer, None if checked_later else verb, about_run)
         return answer
 
     return register
