@@ -101,13 +101,15 @@ class OutputBounds:
             if suffix not in tailed.held:
                 self._hold(tailed, suffix)
             tailed.look_for_truncation(suffix, status)
-            grown = tailed.sizes.get(suffix) != status.st_size
+            grown = tailed.sizes.get(suffix, 0) != status.st_size
             tailed.sizes[suffix] = status.st_size
             if self._unable or status.st_blocks * 512 <= KEPT_AT_LEAST:
                 continue
             keep = self._keep(tailed.limit)
             if keep is not None and _too_large(status, keep):
-                if not grown and holes.unwritten(status, max(keep, status.st_size) + AHEAD):
+                # xfs allocates ahead of a file that grows, as much as it has or twice as much
+                own = max(keep, (4 if grown else 1) * status.st_size) + AHEAD
+                if holes.unwritten(status, own):
                     self._allocated.set()
                 self._wanted[tailed.run, suffix] = _Grown(status.st_blocks, tailed)
                 self._some.set()

@@ -4,6 +4,7 @@ real kernel."""
 from __future__ import annotations
 
 import errno
+import math
 import os
 import re
 import tempfile
@@ -30,7 +31,7 @@ from sfad.usage.stdout import READ_AT_ONCE
 from sfad.usage.tail import FREE_AFTER, NEWEST, NEWEST_AT_LEAST, NEWEST_OF_ALL, RESERVE, Tail
 from tests import surroundings
 from tests.harness import failing, until
-from tests.output.test_holes import KIB, MIB, Refusing, held, numbered
+from tests.output.test_holes import KIB, MIB, Refusing, allocate, held, numbered
 from tests.tiers import first
 
 
@@ -628,6 +629,20 @@ async def test_output_leaves_room_on_the_disk(tmp_path: Path) -> None:
         told,
     )
     rig.tail.close()
+
+
+@pytest.mark.parametrize("written", [b"", b"some words"], ids=["nothing", "little"])
+async def test_room_that_a_run_allocates_is_freed_at_the_first_look(
+    served: Rig, monkeypatch: pytest.MonkeyPatch, written: bytes
+) -> None:
+    monkeypatch.setattr(module, "FREE_AFTER", math.inf)
+    served.begin(limit=64 * KIB, meter=None)
+    out, err = served.store.open_for_run("a1")
+    allocate(out, MIB, 64 * MIB)
+    os.write(out, written)
+    await until(lambda: held(served.store) <= 128 * KIB)
+    os.close(out)
+    os.close(err)
 
 
 async def test_a_limit_may_change_while_nothing_is_written(served: Rig) -> None:
