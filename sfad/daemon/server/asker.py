@@ -15,7 +15,7 @@ import trio
 from ...core import commands as c
 from ...core import events as e
 from ...core.admission.candidate import lowered
-from ...core.state.access import TABLE, Peer, Scope, unknown_run
+from ...core.state.access import Peer, Scope, unknown_run
 from ...core.state.budgets import to_usd
 from ...core.state.run import Run
 from ...protocol import messages as m
