@@ -160,6 +160,24 @@ def test_a_command_that_goes_around_the_shims_is_told(
         stopped(client, run.id)
 
 
+@pytest.mark.parametrize(
+    "script",
+    [
+        "exec {agent} --tmux -w x hi",
+        "sh -c '{agent} --tmux -w x hi'; true",
+        "{agent} --tmux=classic",
+    ],
+    ids=["in the place of the main process", "in a shell", "with a value"],
+)
+def test_however_a_path_is_executed_work_for_tmux_is_told(
+    plain: Daemon, tmp_path: Path, script: str
+) -> None:
+    with plain.client() as client:
+        run = begun(client, script.format(agent=program(tmp_path, "claude")))
+        assert "`claude --tmux` hands work to a tmux server" in told(plain, run.id)["message"]
+        stopped(client, run.id)
+
+
 def test_a_program_that_refuses_by_itself_hands_nothing_over(plain: Daemon, tmp_path: Path) -> None:
     agent = program(tmp_path, "claude")
     with plain.client() as client:
