@@ -1217,3 +1217,24 @@ def test_it_lands_while_no_daemon_runs(start: Start, repository: Repository) -> 
         )
         assert done.returncode == code, done.stderr
     assert f"{run.id} landed on 'main'" in done.stdout
+
+
+@pytest.mark.needs("bwrap")
+@pytest.mark.parametrize("how", [None, "--patch"])
+def test_a_monitor_that_is_behind_does_not_let_an_isolated_run_land_over_edits(
+    daemon: Daemon, repository: Repository, how: str | None
+) -> None:
+    """No monitor of files is asked for what an isolated run lands, the person's neither."""
+    run = repository.run(daemon, "echo two > file", isolation=Isolation())
+    monitor = repository.path / ".git" / "hooks" / "monitor"
+    monitor.write_text(f"#!/bin/sh\ntouch {repository.path}/.git/asked\nprintf 'token\\0'\n")
+    monitor.chmod(0o755)
+    repository.git("config", "core.fsmonitor", str(monitor))
+    repository.git("update-index", "--fsmonitor")
+    repository.git("status", "--short")
+    (repository.path / ".git" / "asked").unlink()
+    (repository.sub / "file").write_text("edited, not committed\n")
+    done = sfactl(repository, daemon, "land", run.id, *filter(None, [how]))
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert (repository.sub / "file").read_text() == "edited, not committed\n"
+    assert not (repository.path / ".git" / "asked").exists()
