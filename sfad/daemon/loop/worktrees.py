@@ -144,9 +144,8 @@ class Worktrees:
     async def _look(
         self, asked: Command, branch: str | None, again: bytes, uid: int, user: Credentials | None
     ) -> _Looked:
-        env = [item for item in asked.env if not item.startswith(_LOCAL)]
         command = ContainedCommand(
-            look_words(branch, again), asked.cwd, env, b"", LOOK_SECONDS, user
+            look_words(branch, again), asked.cwd, asked.env, b"", LOOK_SECONDS, user
         )
         async with self._turns.setdefault(uid, trio.Lock()):
             result = await self.processes.run(command, trio.CancelScope(), operators=False)
