@@ -48,7 +48,6 @@ from .config_values import (
 from .core.state.limits import check_range
 from .core.state.naming import NAME, is_name
 from .core.state.policy import DURATION, AlertPolicy, CallBounds, Invalid, Policy
-from .core.state.run import looks_like_id
 from .protocol.kinds import KINDS
 from .protocol.known import AGENTS, KNOWN_PROGRAMS, METERS
 from .protocol.limits import parse_limit
@@ -731,9 +730,6 @@ def _check_agents(config: Configuration, found: _FileValues) -> None:
         if not is_name(name):
             path = found.names["agents"][name]
             raise ConfigError(f"{path}: {key}: an agent's name has {NAME}")
-        if looks_like_id(name):
-            path = found.names["agents"][name]
-            raise ConfigError(f"{path}: {key}: this name looks like the id of a run")
         try:
             for text in agent.limits:
                 check_range(parse_limit(text), ranges)

@@ -56,26 +56,11 @@ def test_a_name_stands_for_the_live_run_else_for_the_newest(client: Client) -> N
 
 def test_an_id_comes_before_a_name_and_a_name_before_a_prefix(client: Client) -> None:
     first = started(client, SLEEP, name="first").id
+    started(client, SLEEP, name=first)
     assert meant(client, first) == first
     named_like_a_prefix = started(client, SLEEP, name=first[0]).id
     assert meant(client, first[0]) == named_like_a_prefix
     assert failure(client, "nobody").error is ErrorCode.NO_SUCH_RUN
-
-
-def test_no_run_is_named_like_the_id_of_another(
-    daemon: World, client: Client, tmp_path: Path
-) -> None:
-    first = started(client, SLEEP, name="first").id
-    done = daemon.sfactl("spawn", "--name", first, "--", *SLEEP, code=2)
-    assert f"the name '{first}' looks like the id of a run" in done.stderr
-    script = tmp_path / first
-    script.write_text("#!/bin/sh\nsleep 100\n")
-    script.chmod(0o755)
-    second = started(client, [script])
-    assert second.name == f"{first}_"
-    assert meant(client, second.name) == second.id
-    assert meant(client, first) == first
-    stopped(client, first, second.id)
 
 
 def refused(client: Client, name: str) -> str:

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sfad.core.state.naming import agent_of, derive_name, executes, is_name
-from sfad.core.state.run import looks_like_id, run_id
 
 COMMANDS = """
 ./Übersicht.sh                                        Übersicht
@@ -172,21 +171,6 @@ WORDS = st.one_of(
 @given(st.lists(WORDS, max_size=8))
 def test_always_a_name(argv: list[str]) -> None:
     assert is_name(derive_name(argv))
-
-
-@given(st.integers(min_value=1, max_value=32**7))
-def test_no_command_has_the_id_of_a_run_as_its_name(number: int) -> None:
-    an_id = run_id(number)
-    assert looks_like_id(an_id) is any(map(str.isdigit, an_id))
-    assert not looks_like_id(derive_name([f"./{an_id}.sh"]))
-
-
-@pytest.mark.parametrize(
-    "name", ["bot", "code", "chat", "editor", "debug", "b2", "a123", "gpt5", "claude2", "e2e", "a0"]
-)
-def test_names_of_agents_do_not_look_like_ids(name: str) -> None:
-    assert not looks_like_id(name)
-    assert derive_name([name]) == name
 
 
 @pytest.mark.parametrize(

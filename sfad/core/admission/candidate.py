@@ -15,16 +15,7 @@ from ..state.limits import ActiveLimit, Limits, Parent, limits_of, most_of, take
 from ..state.naming import NAME, derive_name, is_name, one_form
 from ..state.policy import MAX_ATTEMPTS, MAX_LABELS, MAX_RETRY_DELAY, Invalid, Policy
 from ..state.request import Asked, Identity
-from ..state.run import (
-    AllowedModels,
-    Attempt,
-    Birth,
-    Run,
-    State,
-    check_grace,
-    looks_like_id,
-    run_id,
-)
+from ..state.run import AllowedModels, Attempt, Birth, Run, State, check_grace, run_id
 from ..state.tree import narrower
 
 # ---- Limits of a session: never more than `[sessions]`, nor than the profile or the entry of its
@@ -310,11 +301,6 @@ def _check(ev: SpawnRequested) -> None:
         raise Invalid("there is no command to run")
     if name is not None and not is_name(name):
         raise Invalid(f"the name {name!r} is not valid: {NAME}")
-    if name is not None and looks_like_id(name):
-        raise Invalid(
-            f"the name {name!r} looks like the id of a run, and stop and logs would take it for "
-            f"one: choose another, as in {name}-agent"
-        )
     if not 1 <= attempts <= MAX_ATTEMPTS:
         raise Invalid(f"attempts = {attempts} is outside 1 to {MAX_ATTEMPTS}")
     if delay is not None and not 0 <= delay <= MAX_RETRY_DELAY:

@@ -15,7 +15,6 @@ from functools import lru_cache
 
 from ...protocol.known import KNOWN_PROGRAMS
 from ...protocol.sanitise import is_invisible
-from .run import looks_like_id
 
 NAME = "1 to 64 letters, digits, . _ and -, not beginning with -"
 """What a name is, for messages."""
@@ -439,8 +438,7 @@ def _hash(text: str) -> str:
 
 def _clean(name: str) -> str:
     if name.strip(".") and name.isascii() and is_name(name):
-        # as nearly all are, and a spawn asks ten times
-        return f"{name}_" if looks_like_id(name) else name
+        return name  # as nearly all are, and a spawn asks ten times
     cleaned = "".join(c if _fits(c) else "-" for c in one_form(name[: 4 * LONGEST]))[:LONGEST]
     if cleaned and (cleaned[0] == "-" or _is_mark(cleaned[0])):
         cleaned = f"_{cleaned[1:]}"

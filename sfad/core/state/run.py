@@ -749,10 +749,3 @@ def number_or_zero(text: str) -> int:
         return run_number(text)
     except ValueError:
         return 0
-
-
-def looks_like_id(name: str) -> bool:
-    """Return whether a name would be taken for the id of a run, which goes before names: `a1`,
-    `c3po`. Ids without a digit are left to names, because many are words: `bot`, `chat`,
-    `editor`."""
-    return not name.isalpha() and number_or_zero(name) > 0
