@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from .logins import LINK_SECONDS, Logins, Session
+from .logins import LINK_SECONDS, Login, Logins
 
 LOGIN = "/login"
 OPEN_PATHS = ("/static/", "/sw.js")
@@ -110,40 +110,40 @@ class Gate:
             return None
         if path == LOGIN:
             return self._log_in(request)
-        session = self._session(request)
-        if session is None:
+        login = self._login(request)
+        if login is None:
             if _is_visit(request) and headers.get("sec-fetch-site") == "cross-site":
                 # the cookie is SameSite=Strict: a link in a message arrives without it, a page of
                 # ours may then ask again
                 return HTMLResponse(_AGAIN.format(escape(_path(request), quote=True)))
             return HTMLResponse(_LOGGED_OUT, 403)
         if request.method not in ("GET", "HEAD") and not _equal(
-            headers.get(TOKEN_HEADER, ""), session.token
+            headers.get(TOKEN_HEADER, ""), login.token
         ):
             return _refused(
                 "the request has no token, or that of an earlier login: load the page again"
             )
         if int(headers.get("content-length") or 0) > MOST_BODY:
             return PlainTextResponse(f"the body is longer than {MOST_BODY} bytes", 413)
-        request.scope["state"] = {"session": session}
+        request.scope["state"] = {"login": login}
         return None
 
-    def _session(self, request: Request) -> Session | None:
-        return self._logins.session(request.cookies.get(self._name, ""))
+    def _login(self, request: Request) -> Login | None:
+        return self._logins.login(request.cookies.get(self._name, ""))
 
     def _log_in(self, request: Request) -> Response:
         [token, *_] = parse_qs(request.url.query).get("token", [""])
-        session = self._logins.use(token)
-        if session is None:
+        login = self._logins.use(token)
+        if login is None:
             return (
                 HTMLResponse(_LOGGED_OUT, 403)
-                if self._session(request) is None
+                if self._login(request) is None
                 else RedirectResponse("/", 303)
             )
         response = RedirectResponse("/", 303)
         response.set_cookie(
             self._name,
-            session.cookie,
+            login.cookie,
             path="/",
             httponly=True,
             samesite="strict",
@@ -152,8 +152,8 @@ class Gate:
         )
         return response
 
-    def log_out(self, session: Session) -> None:
-        self._logins.log_out(session)
+    def log_out(self, login: Login) -> None:
+        self._logins.log_out(login)
 
     def log_all_out(self) -> None:
         self._logins.forget_all()

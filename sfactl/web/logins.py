@@ -35,7 +35,7 @@ _SEEN_AGAIN = 3600.0
 """Seconds between two notes of when a browser was seen."""
 
 
-class Session(msgspec.Struct, frozen=True):
+class Login(msgspec.Struct, frozen=True):
     """A browser that has logged in."""
 
     cookie: str
@@ -65,7 +65,7 @@ class Logins:
         os.utime(path, (until, until))
         return token
 
-    def use(self, token: str) -> Session | None:
+    def use(self, token: str) -> Login | None:
         """Log a browser in; `None` if the link was used, has expired or was never made."""
         path = self._links / _hash(token)
         try:
@@ -78,25 +78,25 @@ class Logins:
         seen = sorted(self._sessions.iterdir(), key=_modified, reverse=True)
         for each in seen[MOST_SESSIONS - 1 :]:
             each.unlink(missing_ok=True)
-        session = Session(secrets.token_urlsafe(32))
-        self._file(session).touch(mode=0o600)
-        return session
+        login = Login(secrets.token_urlsafe(32))
+        self._file(login).touch(mode=0o600)
+        return login
 
-    def session(self, cookie: str) -> Session | None:
-        """Return the session of a cookie, if it is logged in."""
-        session, now = Session(cookie), time.time()
-        path = self._file(session)
+    def login(self, cookie: str) -> Login | None:
+        """Return the login of a cookie, if it is logged in."""
+        login, now = Login(cookie), time.time()
+        path = self._file(login)
         age = now - _modified(path)
         if age > LOGIN_DAYS * 86400:
-            self.log_out(session)
+            self.log_out(login)
             return None
         if age > _SEEN_AGAIN:
             with suppress(FileNotFoundError):
                 os.utime(path, (now, now))
-        return session
+        return login
 
-    def log_out(self, session: Session) -> None:
-        self._file(session).unlink(missing_ok=True)
+    def log_out(self, login: Login) -> None:
+        self._file(login).unlink(missing_ok=True)
 
     def forget_all(self) -> None:
         """Log all browsers out, and make all links useless."""
@@ -109,8 +109,8 @@ class Logins:
             if _modified(each) > time.time() + LINK_SECONDS:
                 each.unlink(missing_ok=True)
 
-    def _file(self, session: Session) -> Path:
-        return self._sessions / _hash(session.cookie)
+    def _file(self, login: Login) -> Path:
+        return self._sessions / _hash(login.cookie)
 
     @staticmethod
     def _remove_old(directory: Path, until: float) -> None:

@@ -132,7 +132,7 @@ class Console:
             fields = {
                 "page": name,
                 "title": title,
-                "token": request.state.session.token,
+                "token": request.state.login.token,
                 "run": self.source.of_path(request.path_params.get("run", "")),
                 "node": self.source.own,
             }
@@ -437,7 +437,7 @@ async def _link(console: Console, request: Request) -> Any:
 
 
 async def _log_out(console: Console, request: Request) -> Any:
-    console.gate.log_out(request.state.session)
+    console.gate.log_out(request.state.login)
     return {"said": "logged out"}
 
 

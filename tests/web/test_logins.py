@@ -247,7 +247,7 @@ def test_links_and_logins_end(tmp_path: Path) -> None:
     known = Logins(tmp_path)
     assert known.use(known.link(seconds=-1)) is None
     assert known.use("") is None
-    assert known.session("") is None
+    assert known.login("") is None
     session = known.use(known.link())
     assert session is not None
     [file] = (tmp_path / "logins").iterdir()
@@ -255,7 +255,7 @@ def test_links_and_logins_end(tmp_path: Path) -> None:
         # what was seen again counts from then
         then = file.stat().st_mtime - days * 86400
         os.utime(file, (then, then))
-        assert (known.session(session.cookie) is not None) is good
+        assert (known.login(session.cookie) is not None) is good
     assert not file.exists()
 
 

@@ -241,7 +241,7 @@ class Slots:
         if not self._queues or len(self._taken) >= self.total:
             return None
         found = [
-            (self.user_count(lane[0]), self._since[lane[0]], queue[0], lane)
+            (self._by_user.get(lane[0], 0), self._since[lane[0]], queue[0], lane)
             for lane, queue in self._queues.items()
             if self.free_for(*lane)
         ]

@@ -61,6 +61,8 @@ class AutomaticShims:
 
     def __init__(self, state: Path, trouble: Callable[[str], object]) -> None:
         self._path = automatic_shim_dir(state)
+        self._fits = ":" not in str(self._path)  # into PATH
+        self._is_systems = self._path == SYSTEM_AUTOMATIC_SHIMS
         self._trouble = trouble
         self._made: dict[tuple[str, ...], bytes | None] = {}
 
@@ -69,11 +71,7 @@ class AutomaticShims:
         none, or the user cannot enter it. What an earlier daemon has made is made again: it may be
         of another installation."""
         key = tuple(sorted(programs))
-        if (
-            not key
-            or ":" in str(self._path)
-            or not (self._path == SYSTEM_AUTOMATIC_SHIMS or uid == os.geteuid())
-        ):
+        if not key or not self._fits or not (self._is_systems or uid == os.geteuid()):
             return None
         if key not in self._made:
             self._made[key] = self._make(key)
@@ -141,7 +139,8 @@ class Shims:
         """Return the directories that come first in a run's PATH: the installed shims, then the
         automatic ones."""
         run, installed = live.run, self.installed
-        found = [installed.in_path if installed.open_to(run.birth.uid) else None]
+        enters = installed.in_path is not None and installed.open_to(run.birth.uid)
+        found = [installed.in_path if enters else None]
         if live.parts.gateway:
             programs = self._live[run.root.id].setups.programs
             found.append(self.automatic.in_path(programs, run.birth.uid))
