@@ -318,7 +318,6 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
                 "the program and its arguments, one text each"
             ),
         ),
-        ("[agents.a1]\ncommand = ['x']", "agents.a1: this name looks like the id of a run"),
         (
             "[agents.a]\ncommand = []",
             "agents.a.command = []: allowed is a list of texts: the program",

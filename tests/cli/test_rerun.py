@@ -144,8 +144,8 @@ def test_the_words_ask_for_the_same(request: Spawn) -> None:
 def test_each_field_of_a_request_is_kept_or_left_out_on_purpose() -> None:
     left_out = {
         "id", "env", "umask", "placeholders", "agent_session", "tied", "detach", "after", "quiet",
-        "shim", "stdio", "claim", "watch", "key", "descriptors", "automatic", "direct", "env_set",
-        "continues", "resume_argv", "grant",
+        "shim", "stdio", "claim", "watch", "key", "descriptors", "automatic", "env_set",
+        "continues", "grant", "copies",
     }  # fmt: skip
     base = Spawn(id=0, argv=[b"x"], cwd=b"/", env=[])
     other = Spawn(
@@ -250,7 +250,15 @@ def test_a_live_run_an_agent_and_several_at_once(shared: World) -> None:
     assert "no run has the id or the name 'nobody'" in done.stderr
     # there need be no such program: the command is kept anyway
     claude = shared.sfactl(
-        "spawn", "--name", "asks", "claude", "look at it", "--model", "x", code=None
+        "spawn",
+        "--name",
+        "asks",
+        "claude",
+        "look at it",
+        "--model",
+        "x",
+        code=None,
+        PATH="/nowhere",
     ).stdout.strip()
     line = shared.sfactl("rerun", claude, "--dry-run").stdout
     assert line.endswith(" claude 'look at it' --model x\n")

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from sfad.protocol import shim_files
+from sfad.protocol.known import KNOWN_PROGRAMS
 from tests.harness import wait_until
 from tests.tiers import variant
 
@@ -350,13 +351,22 @@ def test_it_outlives_the_daemon(daemon: World) -> None:
 
 
 @pytest.mark.alone
+def without_agents(farm: Path) -> str:
+    """Return a PATH with the system's programs but those of agents, which a machine may have."""
+    farm.mkdir()
+    for each in Path("/usr/bin").iterdir():
+        if each.name not in KNOWN_PROGRAMS:
+            (farm / each.name).symlink_to(each)
+    return str(farm)
+
+
 def test_install_list_remove(world: World, tmp_path: Path) -> None:
     """Before the first daemon, and while one runs. Only what sfactl made is replaced or removed."""
-    world.env["PATH"] = "/usr/bin:/bin"
+    world.env["PATH"] = path = without_agents(tmp_path / "bin")
     assert "install them with" in world.sfactl("shim", "list").stderr
     profile = tmp_path / "shell"
     profile.write_text(
-        f'#!/bin/sh\nPATH=/usr/bin:/bin\n. {tmp_path}/profile\necho hello\nexec /bin/sh -c "$2"\n'
+        f'#!/bin/sh\nPATH={path}\n. {tmp_path}/profile\necho hello\nexec /bin/sh -c "$2"\n'
     )
     profile.chmod(0o755)
     (tmp_path / "profile").touch()
@@ -383,7 +393,7 @@ def test_install_list_remove(world: World, tmp_path: Path) -> None:
         for each in found["shims"]
     ] == [
         ("claude", None, None, "missing"),
-        ("env", "/usr/bin/env", None, "ok"),
+        ("env", f"{path}/env", None, "ok"),
     ]
     (directory / "codex").write_text("#!/bin/sh\n")
     for words in (
@@ -411,8 +421,8 @@ def test_install_list_remove(world: World, tmp_path: Path) -> None:
             "inside"
             in world.sfactl("run", "-q", "--", *SFACTL, "shim", "remove", "env", code=77).stderr
         )
-        path = ["run", "-q", "--", "sh", "-c", "echo $PATH"]
-        assert world.sfactl(*path).stdout == f"{directory}:/usr/bin:/bin\n"
+        shows_path = ["run", "-q", "--", "sh", "-c", "echo $PATH"]
+        assert world.sfactl(*shows_path).stdout == f"{directory}:{path}\n"
         assert [each["program"] for each in world.json("shim", "remove", "env")["shims"]] == [
             "claude"
         ]
@@ -420,7 +430,7 @@ def test_install_list_remove(world: World, tmp_path: Path) -> None:
             world.sfactl("shim", "remove", "claude").stdout == f"removed from {directory}: claude\n"
         )
         assert not directory.exists()
-        assert world.sfactl(*path).stdout == "/usr/bin:/bin\n"
+        assert world.sfactl(*shows_path).stdout == f"{path}\n"
 
 
 @variant
