@@ -241,7 +241,7 @@ def _damage_small_records(scene: Scene) -> None:
         scene.damage(scene.spawn, damage)
         named = (
             []
-            if kind == "flipped"
+            if kind in ("flipped", "not UTF-8")  # what a run is started with is bytes, not text
             else [f"run {scene.queued.id}: its request in the spool cannot be read"]
         )
         named += [

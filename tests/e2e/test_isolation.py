@@ -247,6 +247,7 @@ def test_the_environment_takes_effect_inside_only(
                 cwd=os.fsencode(tmp_path),
                 env=env,
                 isolation=Isolation(network=network),
+                gateway=False,  # whose shims change PATH where there are agent programs
             ).id,
         )
     assert run.exit_code == 0
