@@ -148,7 +148,7 @@ class Background:
         self._nursery: trio.Nursery | None = None
         self._walks = FairLock()
         self._at_once = False
-        """A coroutine is executed that is no task."""
+        """Whether `begin` is executing a coroutine."""
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         async with trio.open_nursery() as self._nursery:
@@ -188,7 +188,8 @@ class Background:
         self.start_soon(_rest_of, coroutine)
 
     async def aside(self) -> None:
-        """Before a coroutine waits for something that `begin` may run: let it be a task."""
+        """Call this before the first wait of a coroutine that `begin` may execute: from here on it
+        is a task. In a task it does nothing."""
         if self._at_once:
             await _go_aside()
 

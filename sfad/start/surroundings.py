@@ -16,7 +16,7 @@ from ..runs.live import Live
 
 
 async def _at_once() -> None:
-    """Who prepares in a task of its own keeps nobody waiting."""
+    """Do nothing: what is prepared in a task of its own may wait."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -183,7 +183,7 @@ class GatewayProcess:
         self._signal(signal.SIGHUP)
         self._changed.set()
 
-    def start_for_run(self) -> "Serving":
+    def start_for_run(self) -> Serving:
         """Have the gateway run until no live run uses it: one is about to. Return what to wait
         for."""
         self._demanded = trio.current_time()

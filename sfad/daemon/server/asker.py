@@ -233,8 +233,8 @@ class Asker:
         await self.runtime.background.aside()
 
     def still_wanted(self) -> bool:
-        """Return whether somebody waits for the answer still: meanwhile the request may have
-        failed, or its client may have gone."""
+        """Return whether somebody still waits for the answer. While the verb waited, the request
+        may have failed, or its client may have gone."""
         if not self._aside:
             return True
         self._aside = False

@@ -114,7 +114,7 @@ class RunExtra(Struct, frozen=True, kw_only=True, gc=False):
     """The boot that `pid` and `pid_started` belong to; the ledger fills in the current one."""
     result_head: bytes | None = None
     request: bytes | None = None
-    """What it was started with, as `runs.recalled` makes it."""
+    """What it was started with, as `start.recalling.to_recall` makes it."""
 
 
 Kind = Literal["admit", "refuse", "upsert", "state", "event", "call", "count", "charge", "plan"]
