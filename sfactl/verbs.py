@@ -3,14 +3,19 @@ take 0.2 s.
 
 Each is a function in the module of `commands/` that is named like it. A package there is a group of
 verbs of two words: `session list` is in `commands/session/list.py`. A test compares the lines with
-the functions.
+the functions. A line whose module is not there says nothing, and a module without a line, such as
+that of a feature somebody has added, is listed as `More`.
 """
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 
 ALIASES = {"ps": "list"}
 
-HEADINGS = {
+_COMMANDS = os.path.join(os.path.dirname(__file__), "commands")
+_THERE = {name.removesuffix(".py") for name in os.listdir(_COMMANDS) if not name.startswith("_")}
+
+_LINES = {
     "Start": {
         "run": "Start a run in the foreground, with its output and exit code",
         "spawn": "Start a run and print its id",
@@ -79,9 +84,7 @@ HEADINGS = {
         "shim": "Have agent programs that a run starts by itself become child runs",
     },
 }
-"""The verbs of one word and the groups, by the heading of the help, in its order."""
-
-MEMBERS = {
+_MEMBERS = {
     "session": {
         "delegate": "Start a session, wait for it, and print its answer",
         "info": "Show a session, and its answer if it has ended; with --wait, wait for that",
@@ -110,8 +113,6 @@ MEMBERS = {
         ),
     },
 }
-"""The verbs of each group, which have two words."""
-
 _MEANT = {
     "kill": "stop", "cancel": "stop", "terminate": "stop", "start": "run", "exec": "run",
     "log": "logs", "tail": "logs", "attach": "logs", "show": "info", "inspect": "info",
@@ -123,6 +124,36 @@ _MEANT = {
 """Words of other tools, and the verbs that do the same."""
 
 
+def _more(names: Iterable[str]) -> dict[str, str]:
+    """Return verbs that have no line: the first sentence of what their functions say."""
+    import ast  # no verb of sfad's own needs it
+
+    found = {}
+    for name in sorted(names):
+        with open(os.path.join(_COMMANDS, f"{name}.py")) as file:
+            tree = ast.parse(file.read())
+        said = next(
+            ast.get_docstring(node)
+            for node in tree.body
+            if isinstance(node, ast.FunctionDef) and node.name.rstrip("_") == name
+        )
+        found[name] = (said or "").partition("\n")[0].removesuffix(".")
+    return found
+
+
+def _headings() -> dict[str, dict[str, str]]:
+    listed = {
+        heading: {name: line for name, line in lines.items() if name in _THERE}
+        for heading, lines in _LINES.items()
+    }
+    more = _THERE.difference(*_LINES.values())
+    return listed | ({"More": _more(more)} if more else {})
+
+
+HEADINGS = _headings()
+"""The verbs of one word and the groups, by the heading of the help, in its order."""
+MEMBERS = {name: lines for name, lines in _MEMBERS.items() if name in _THERE}
+"""The verbs of each group, which have two words."""
 _TOP = {name: summary for listed in HEADINGS.values() for name, summary in listed.items()}
 SUMMARIES = {
     f"{name} {member}".strip(): summary

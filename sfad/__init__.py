@@ -23,6 +23,7 @@ A package imports only packages above it:
 `fleet`     what knows Ray: a process and an actor of their own, which pass sockets on to other
             nodes
 `daemon`    the socket, the verbs and the trio shell; a daemon from its start to its end
+`features`  what sfad does beside that: each a folder that can be deleted
 
 `__main__`  the command `sfad`
 `cli`       the command line of `sfad`
@@ -35,6 +36,7 @@ Every package but `protocol` and `core` may use these:
 `host`      what this machine is and lends: systemd, paths, descriptors, clocks, threads, log
 `config`    layered TOML → frozen Structs
 `config_values` the types of values in the config, and their errors
+`feature`   what a feature declares
 `exits`     exit codes of `sfad`
 `agents`    a file for each agent program: what it prints, where its calls go, how it is started
 `shipping`  packs directories that are sent with runs, and brings changes back; also for `sfactl

@@ -16,7 +16,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 from msgspec import Meta, Struct
@@ -30,7 +30,7 @@ from .config_values import (
     EVENTS,
     GROUP,
     LIMITS,
-    LISTEN,
+    NAME_MAX,
     NAMES,
     NODE,
     PATH,
@@ -48,6 +48,7 @@ from .config_values import (
 from .core.state.limits import check_range
 from .core.state.naming import NAME, is_name
 from .core.state.policy import DURATION, AlertPolicy, CallBounds, Invalid, Policy
+from .features.listed import FEATURES
 from .protocol.kinds import KINDS
 from .protocol.known import AGENTS, KNOWN_PROGRAMS, METERS
 from .protocol.limits import parse_limit
@@ -61,13 +62,12 @@ daemon has a right to."""
 USERS_CONFIG = Path("/etc/sfad/user.toml")
 """What the operator sets for the daemons of users. Their own files override it."""
 
+T = TypeVar("T")
+
 BUILT_IN = "built-in"
 """The source of a value that no file sets."""
 
 MAX_FILE = 1 << 20
-
-NAME_MAX = 256
-"""The most characters of a name that the operator chooses (a model, a user, a team)."""
 
 
 class ConfigError(Exception):
@@ -310,31 +310,6 @@ class FleetConfig(Struct, frozen=True, kw_only=True):
     """Bytes of the files that one run may be sent with, and bring back."""
 
 
-class OtelConfig(Struct, frozen=True, kw_only=True):
-    """Where spans of runs and calls go, by OTLP over HTTP."""
-
-    endpoint: (
-        Annotated[
-            str, Meta(pattern=r"^https?://[^/?#@]+(/[^?#]*[^/?#])?$", max_length=1000, extra=URL)
-        ]
-        | None
-    ) = None
-    """The collector's base URL; `/v1/traces` follows."""
-    headers_env: (
-        Annotated[
-            str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=NAME_MAX, extra=VARIABLE)
-        ]
-        | None
-    ) = None
-    """The daemon's variable with headers, such as a key, as `NAME=VALUE,NAME=VALUE`."""
-    headers_file: Annotated[str, Meta(extra=PATH)] | None = None
-
-
-class MetricsConfig(Struct, frozen=True, kw_only=True):
-    listen: Annotated[str, Meta(extra=LISTEN)] | None = None
-    """Where Prometheus reads them."""
-
-
 class Hook(Struct, frozen=True, kw_only=True):
     """A command that is started at events (docs/hooks.md)."""
 
@@ -421,10 +396,25 @@ class Configuration(Struct, frozen=True, kw_only=True):
     hooks: dict[str, Hook] = {}
     """By name. In a file they are an array of tables."""
     sessions: SessionsConfig = SessionsConfig()
-    metrics: MetricsConfig = MetricsConfig()
-    otel: OtelConfig = OtelConfig()
     fleet: FleetConfig = FleetConfig()
     agents: dict[str, Agent] = {}
+
+    def section(self, key: str, kind: type[T]) -> T:
+        """Return a section that a feature has declared."""
+        found = getattr(self, key)
+        assert isinstance(found, kind)
+        return found
+
+
+SECTIONS = tuple(section for feature in FEATURES.values() for section in feature.sections)
+Whole = msgspec.defstruct(
+    "Configuration",
+    [(section.key, section.kind, section.kind()) for section in SECTIONS],
+    bases=(Configuration,),
+    frozen=True,
+    kw_only=True,
+)
+"""With the sections of the features."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -482,19 +472,21 @@ def understand(contents: Sequence[tuple[Path, bytes]], strongest: Path | None) -
     `ConfigError`."""
     found = _FileValues({}, {})
     for path, content in contents:
-        _collect(Configuration, _parsed(path, content), path, "", found)
-    config = _build(Configuration, found, "")
+        _collect(Whole, _parsed(path, content), path, "", found)
+    config = _build(Whole, found, "")
     if lowered := {
         low: found.values[high] for low, high in _too_high(config) if low not in found.values
     }:
         found.values.update(lowered)
-        config = _build(Configuration, found, "")
+        config = _build(Whole, found, "")
     _check_together(config, found.values)
     _check_groups(config, found)
     _check_agents(config, found)
     _check_default_agent(config, found)
     _check_upstreams(config, found)
-    _check_otel(config, found)
+    for section in SECTIONS:
+        for pair in section.either:
+            _check_either(getattr(config, section.key), section.key, pair, found)
     settings = [
         Setting(
             key=key,
@@ -758,28 +750,20 @@ def _check_upstreams(config: Configuration, found: _FileValues) -> None:
                 "it is a part of a URL"
             )
             raise ConfigError(f"{path}: {entry_key('gateway.upstreams', name)}: {what}")
-        if upstream.key_env is not None and upstream.key_file is not None:
-            key = entry_key("gateway.upstreams", name)
-            path, value = found.values[f"{key}.key_file"]
-            other = found.values[f"{key}.key_env"][0]
-            raise _bad_value(
-                path,
-                f"{key}.key_file",
-                value,
-                f'"off" beside key_env ({other}): a key comes from one place',
-            )
+        pair = ("key_file", "key_env", "a key comes from one place")
+        _check_either(upstream, entry_key("gateway.upstreams", name), pair, found)
 
 
-def _check_otel(config: Configuration, found: _FileValues) -> None:
-    if config.otel.headers_env is not None and config.otel.headers_file is not None:
-        path, value = found.values["otel.headers_file"]
-        other = found.values["otel.headers_env"][0]
-        raise _bad_value(
-            path,
-            "otel.headers_file",
-            value,
-            f'"off" beside headers_env ({other}): headers come from one place',
-        )
+def _check_either(
+    section: Struct, prefix: str, pair: tuple[str, str, str], found: _FileValues
+) -> None:
+    """Raise `ConfigError` if both keys of a pair are set. The message names the first."""
+    one, other, why = pair
+    if getattr(section, one) is None or getattr(section, other) is None:
+        return
+    path, value = found.values[f"{prefix}.{one}"]
+    source = found.values[f"{prefix}.{other}"][0]
+    raise _bad_value(path, f"{prefix}.{one}", value, f'"off" beside {other} ({source}): {why}')
 
 
 def main() -> None:

@@ -48,6 +48,9 @@ CLUSTER = {"unit": "cluster"}
 NODE = {"unit": "node"}
 GROUP = {"unit": "group"}
 
+NAME_MAX = 256
+"""The most characters of a name that the operator chooses (a model, a user, a team)."""
+
 
 def _gid(group: Any) -> int:
     """Return the number of a group that is given by its name or its number."""

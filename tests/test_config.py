@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from sfad.config import (
     BUILT_IN,
     ConfigError,
-    Configuration,
     Price,
     ProgramConfig,
     TeamBudget,
     UserBudget,
+    Whole,
     config_files,
     load,
 )
@@ -31,7 +31,7 @@ def write(path: Path, text: str) -> Path:
 
 def test_without_files_everything_is_built_in() -> None:
     loaded = load()
-    assert loaded.config == Configuration()
+    assert loaded.config == Whole()
     assert {setting.source for setting in loaded.settings} == {BUILT_IN}
     values = {setting.key: setting.value for setting in loaded.settings}
     assert (

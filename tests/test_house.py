@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_imports import ROOT, modules, name_of, targets
+from tests.test_imports import ROOT, declares, modules, name_of, targets
 
 SOURCES = [*modules("sfad"), *modules("sfactl")]
 
@@ -23,6 +23,9 @@ NAMED_LIKE_VERBS = {
     "sfad.daemon.server.verbs"
 }  # fmt: skip
 """Packages with one module for each verb, named like it: `sfactl help` is their map."""
+
+FEATURES = ROOT / "sfad/features"
+"""The map of its folders is `listed` there."""
 
 
 def test_no_import_cycle() -> None:
@@ -39,11 +42,11 @@ def test_no_import_cycle() -> None:
 
 def test_no_ring_within_a_package() -> None:
     """The children of each package, whole packages among them, can be read one after the other
-    too."""
+    too. What features declare is read apart from what they do."""
     graphs: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for path in SOURCES:
         for module in targets(path):
-            package, child, other = fork(name_of(path), module)
+            package, child, other = fork(*map(placed, (name_of(path), module)))
             if child and other:
                 graphs[package][child].add(other)
     for package, graph in graphs.items():
@@ -51,6 +54,11 @@ def test_no_ring_within_a_package() -> None:
             TopologicalSorter(graph).prepare()
         except CycleError as error:
             pytest.fail(f"{package}: {' → '.join(error.args[1])}")
+
+
+def placed(module: str) -> str:
+    """Return a module's name, that of a declaration as if all of them were a package."""
+    return module.replace("sfad.features", "sfad.declarations") if declares(module) else module
 
 
 def fork(one: str, other: str) -> tuple[str, str, str]:
@@ -75,7 +83,7 @@ def test_every_module_is_on_its_packages_map(init: Path) -> None:
     if name_of(init) in NAMED_LIKE_VERBS:
         return
     inside = {path.stem for path in init.parent.glob("*.py")} | {
-        path.parent.name for path in init.parent.glob("*/__init__.py")
+        path.parent.name for path in init.parent.glob("*/__init__.py") if init.parent != FEATURES
     }
     lines = re.findall(
         r"^(`\w+`(?:, `\w+`)*)  *\S",

@@ -52,11 +52,12 @@ LAYERS = [
     {"sfad.usage", "sfad.durable"},
     {"sfad.hooks", "sfad.start"},
     {"sfad.daemon"},
+    {"sfad.features"},
     {"sfad.history", "sfad.cli", "sfad.__main__"},
 ]
 """`protocol ← core ← {processes, storage} ← {runs, gateway} ← {usage, durable} ← {hooks, start} ←
-daemon ← cli`. Other modules (agents, config, host) are leaves: any layer of the shell may use them,
-and they may use none."""
+daemon ← features ← cli`. Other modules (agents, config, host, and what features declare) are
+leaves: any layer of the shell may use them, and they may use none."""
 
 HEAVY = (
     "trio", "psutil", "textual", "mcp", "genai_prices", "rich", "asyncio", "httpx2", "h11",
@@ -187,7 +188,9 @@ def test_the_client_imports_only_the_protocol_of_the_daemon() -> None:
         looks += ["sfad.shipping"] if path.stem == "shipping" else []
         # the kernel says whose a connection is, to the console as to the gateway
         looks += ["sfad.host", "sfad.host.callers"] if path.stem == "serving" else []
-        allowed = ["sfad.protocol", *looks]
+        # and what a feature's requests are
+        messages = [f"sfad.features.{name}.messages" for name in features()]
+        allowed = ["sfad.protocol", *messages, *looks]
         versions = {
             module for module, name in imports(path) if (module, name) == ("sfad", "__version__")
         }
@@ -206,11 +209,26 @@ def test_the_client_imports_only_the_protocol_of_the_daemon() -> None:
             )
 
 
+def declares(module: str) -> bool:
+    """Whether a module is what a feature declares, or their list."""
+    feature, _, inner = module.removeprefix("sfad.features").strip(".").partition(".")
+    return within(module, "sfad.features") and (
+        feature in {"", "listed"} or inner in {"", "feature", "messages"}
+    )
+
+
 def layer(module: str) -> int | None:
     """How high up a module is."""
+    if declares(module):
+        return None
     return next(
         (height for height, packages in enumerate(LAYERS) if within(module, *packages)), None
     )
+
+
+def features() -> list[str]:
+    """The folders of features."""
+    return [path.parent.name for path in (ROOT / "sfad/features").glob("*/__init__.py")]
 
 
 def test_arrows_go_one_way() -> None:
@@ -226,6 +244,18 @@ def test_arrows_go_one_way() -> None:
                 siblings = other == height and own.split(".")[:2] != module.split(".")[:2]
                 assert not siblings or height == len(LAYERS) - 1, (
                     f"{own} imports {module}, which is beside it"
+                )
+
+
+def test_the_heart_knows_no_feature() -> None:
+    """Only their list. A feature knows no other one."""
+    for path in modules("sfad"):
+        own = name_of(path)
+        for module in targets(path):
+            if within(module, "sfad.features"):
+                mine = ".".join(own.split(".")[:3])
+                assert module == "sfad.features.listed" or within(module, mine), (
+                    f"{own} imports {module}"
                 )
 
 

@@ -1,4 +1,4 @@
-from sfad.protocol.requests.daemon import Metrics, MetricsText
+from sfad.features.metrics.messages import Metrics, MetricsText
 
 from .. import output
 from ..app import app

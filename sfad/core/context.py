@@ -196,7 +196,7 @@ class Context:
         `None`."""
         refused = why_verb_refused(peer, verb, self.permissions(peer), self.policy.access)
         if refused is None and lineage is not None:
-            refused = why_target_refused(peer, verb, lineage)
+            refused = why_target_refused(peer, verb, lineage, self.policy.access)
         return refused
 
     def why_sessions_refused(self, peer: Peer) -> str | None:
@@ -230,7 +230,7 @@ class Context:
         for run in runs:
             if not scope.knows(run.birth.uid, run.lineage_ids):
                 return ErrorCode.NO_SUCH_RUN, unknown_run(run.id)
-            refused = why_target_refused(peer, verb, run.lineage_ids)
+            refused = why_target_refused(peer, verb, run.lineage_ids, self.policy.access)
             if refused is not None:
                 return ErrorCode.NOT_PERMITTED, refused
         return None

@@ -70,6 +70,8 @@ class SpawnRequested(OfPeer, frozen=True):
     """The ended run that has continued `asked.continues` already."""
     lease_until: float | None = None
     """Of a grant with a lease: when that ends, on this node's clock."""
+    unix_time: float = 0.0
+    """When, for rules about the time of day."""
 
 
 class StopRequested(OfPeer, frozen=True):

@@ -1,7 +1,7 @@
 """The machine: one event in, its outcome out. It routes each event and each timer to the component
 that handles it."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace as dataclass_replace
 from typing import assert_never
 
@@ -12,6 +12,7 @@ from . import commands as c
 from . import events as e
 from .admission.admission import Admission, Awaiting, Widening
 from .admission.adopting import Adopting
+from .admission.guard import MayStart
 from .alerts import Alerts
 from .context import Context
 from .life.attempts import AttemptTracker
@@ -46,8 +47,16 @@ _FOLLOWED_UP = (e.Reconfigured, e.RunsAdopted, e.DrainRequested)
 class Machine:
     """All live runs and every decision about them."""
 
-    def __init__(self, policy: Policy, *, next_number: int = 1, reservations: int = 0) -> None:
-        """`reservations`: so many may have been made before; their names are not used again."""
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        next_number: int = 1,
+        reservations: int = 0,
+        may_start: Sequence[MayStart] = (),
+    ) -> None:
+        """`reservations`: so many may have been made before; their names are not used again.
+        `may_start`: rules that features add to the guard's."""
         self._ctx = context = Context(policy)
         self._spending = Spending(context, reservations)
         board = AlertBoard(context)
@@ -102,6 +111,7 @@ class Machine:
             self._subscriptions,
             self._taking,
             next_number,
+            may_start,
         )
         self._adopting = Adopting(
             context, self._lifecycle, self._spending, self._stopping, self._stop_requests,

@@ -310,7 +310,7 @@ async def serve(
                 listener,
                 runtime,
                 lambda sock: runtime.hooking.peer(
-                    identify(sock, runtime.launcher, runtime.gateways.at, runtime.otel.pid)
+                    identify(sock, runtime.launcher, runtime.gateways.at, runtime.parts.is_own)
                 ),
                 handed,
             )
@@ -391,7 +391,7 @@ class Daemon:
                 nursery.start_soon(keep_serving, server.listener.look_after, log.internal_error)
                 runtime.launcher.watch_children(children)
                 nursery.start_soon(keep_serving, runtime.gateways.serve, log.internal_error)
-                nursery.start_soon(keep_serving, runtime.otel.serve, log.internal_error)
+                nursery.start_soon(keep_serving, runtime.parts.serve, log.internal_error)
                 runtime.fleet.complete = partial(prepare_here, runtime)
                 nursery.start_soon(keep_serving, runtime.fleet_process.serve, log.internal_error)
                 nursery.start_soon(self._obey, signals, nursery)

@@ -15,7 +15,7 @@ from .encoding import reader
 from .encoding import tag as tag
 from .requests.advice import *
 from .requests.base import *
-from .requests.base import Reply, Request
+from .requests.base import Request
 from .requests.daemon import *
 from .requests.fleet import *
 from .requests.following import *
@@ -29,7 +29,5 @@ from .requests.steering import *
 from .requests.subscriptions import *
 from .requests.use import *
 
-REQUESTS = tuple(Request.__subclasses__())
-REPLIES = tuple(Reply.__subclasses__())
 unpack_request = reader(Request)
 """Return the request in a frame's body. Raise `BadMessage`."""

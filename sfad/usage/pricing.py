@@ -23,7 +23,8 @@ from urllib.parse import urlsplit
 import trio
 from msgspec.structs import replace
 
-from ..config import NAME_MAX, Price
+from ..config import Price
+from ..config_values import NAME_MAX
 from ..protocol.types import Modality, Tokens
 
 if TYPE_CHECKING:

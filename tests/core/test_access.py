@@ -159,9 +159,9 @@ def test_a_scope_is_own_runs_or_the_subtree_or_all(
     assert scope.admits(uid, lineage) == (own if run is None else run in lineage)
     assert scope.knows(uid, lineage) == (own or (run is not None and run in lineage))
     if scope.admits(uid, lineage):
-        assert why_target_refused(peer, "stop", lineage) is None
+        assert why_target_refused(peer, "stop", lineage, ALL_USERS) is None
     elif scope.knows(uid, lineage):
-        assert why_target_refused(peer, "stop", lineage) is not None
+        assert why_target_refused(peer, "stop", lineage, ALL_USERS) is not None
     assert EVERYTHING.admits(uid, lineage)
 
 

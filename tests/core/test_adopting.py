@@ -26,7 +26,7 @@ class Life(Transcript):
 
     def __init__(self, *, hear: frozenset[str] = frozenset(), **numbers: Any) -> None:
         super().__init__(hear=hear, **numbers)
-        self.numbers: dict[str, int] = {}
+        self.numbers: dict[str, Any] = {}
 
     def copies(self) -> list[tuple[Birth, State]]:
         """Return what is saved of all live runs, encoded and decoded."""

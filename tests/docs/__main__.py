@@ -10,6 +10,7 @@ import msgspec
 
 from sfad.core.state.access import TABLE
 from sfad.core.state.run import mermaid
+from sfad.daemon.loop.policy import ACCESS
 from sfad.host.metrics import METRICS
 from sfad.protocol.holds import HOLDS
 from sfad.protocol.limits_object import schema
@@ -45,7 +46,8 @@ def access_table() -> str:
         "| verb | outside runs | inside a run | with `--leaf` | about | `--allow` |",
         "|---|---|---|---|---|---|",
     ]
-    for verb, access in sorted(TABLE.items()):
+    rules = {**TABLE, **ACCESS}
+    for verb, access in sorted(rules.items()):
         inside, leaf = (
             "yes" if allowed else "no" for allowed in (access.inside, access.inside and access.leaf)
         )

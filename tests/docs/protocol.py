@@ -22,6 +22,7 @@ import msgspec
 from sfad.protocol import messages as m
 from sfad.protocol import requests
 from sfad.protocol import types as t
+from tests.all_messages import REPLIES, REQUESTS, is_of_feature
 
 Struct = type[msgspec.Struct]
 
@@ -57,15 +58,22 @@ def of_subjects(structs: typing.Iterable[Struct], *subjects: str) -> list[Struct
     ]
 
 
+def of_features(structs: typing.Iterable[Struct]) -> list[Struct]:
+    """Return the messages of features."""
+    return sorted(filter(is_of_feature, structs), key=lambda each: each.__module__)
+
+
 def parts() -> dict[str, str]:
     """Return the generated parts, by the name in their markers."""
-    shared = [each for each in of_subjects(m.REPLIES, *SUBJECTS) if each not in _own_replies()]
+    shared = [each for each in of_subjects(REPLIES, *SUBJECTS) if each not in _own_replies()]
     return {
-        "requests": "\n".join(_request(each) for each in of_subjects(m.REQUESTS, *SUBJECTS)),
+        "requests": "\n".join(
+            map(_request, [*of_subjects(REQUESTS, *SUBJECTS), *of_features(REQUESTS)])
+        ),
         "shared replies": "\n".join(_section(each) for each in shared),
         "types": _enumerations() + "\n" + "\n".join(_section(each) for each in nested()),
         "messages of the gateway": "\n".join(
-            _request(each) for each in of_subjects(m.REQUESTS, GATEWAY)
+            _request(each) for each in of_subjects(REQUESTS, GATEWAY)
         ),
     }
 
@@ -73,12 +81,12 @@ def parts() -> dict[str, str]:
 def nested() -> list[Struct]:
     """Return the structs within messages, by name."""
     found: set[Struct] = set()
-    todo = [*m.REQUESTS, *m.REPLIES]
+    todo = [*REQUESTS, *REPLIES]
     while todo:
         inner = {each for hint in get_type_hints(todo.pop()).values() for each in _structs(hint)}
         todo += inner - found
         found |= inner
-    return sorted(found - set(m.REQUESTS), key=tag)
+    return sorted(found - set(REQUESTS), key=tag)
 
 
 def _structs(hint: Any) -> Iterator[Struct]:
@@ -90,7 +98,7 @@ def _structs(hint: Any) -> Iterator[Struct]:
 
 def answers(request: Struct) -> list[Struct]:
     """Return the replies that a request's docstring names."""
-    named = {each.__name__: each for each in m.REPLIES}
+    named = {each.__name__: each for each in REPLIES}
     return [
         named[name] for name, _ in _NAME.findall(inspect.getdoc(request) or "") if name in named
     ]
@@ -98,7 +106,7 @@ def answers(request: Struct) -> list[Struct]:
 
 def _own_replies() -> set[Struct]:
     """Return the replies that only one request has: they are shown below it."""
-    count = Counter(reply for request in m.REQUESTS for reply in set(answers(request)))
+    count = Counter(reply for request in REQUESTS for reply in set(answers(request)))
     return {reply for reply, requests in count.items() if requests == 1} - {
         m.Error,
         m.EventPush,
@@ -172,7 +180,7 @@ def _type_of(hint: Any) -> str:
         return f"map of {key} to {value}"
     if get_origin(hint) is Literal:
         return " or ".join(f'"{choice}"' for choice in get_args(hint))
-    return WORDS.get(hint) or (tag(hint) if hint in m.REQUESTS else str(hint.__name__))
+    return WORDS.get(hint) or (tag(hint) if hint in REQUESTS else str(hint.__name__))
 
 
 def _shown(hint: Any, field: msgspec.structs.FieldInfo) -> str:
@@ -213,7 +221,7 @@ def field_docs(struct: Struct) -> dict[str, str]:
 
 def prose(text: str) -> str:
     """Return a docstring in the words of the page: names on the wire, nil, links."""
-    named = {each.__name__: tag(each) for each in (*m.REQUESTS, *m.REPLIES)}
+    named = {each.__name__: tag(each) for each in (*REQUESTS, *REPLIES)}
 
     def on_the_wire(found: re.Match[str]) -> str:
         name, field = found.groups()

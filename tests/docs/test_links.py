@@ -59,7 +59,7 @@ def test_files_that_are_named_exist(page: Path) -> None:
     named = [
         span
         for span in spans(page.read_text())
-        if re.match(r"(sfad|sfactl|tests|docs)/", span) and "VERB" not in span
+        if re.match(r"(sfad|sfactl|tests|docs)/", span) and not re.search("VERB|sundays", span)
     ]
     assert [name for name in named if not (ROOT / name).exists()] == []
 

@@ -30,6 +30,7 @@ from sfad.protocol.requests.shipping import PIECE
 from sfad.protocol.types import ErrorCode
 from sfad.runs import live
 from sfad.storage.shipped import MOST_UNCLAIMED
+from tests import all_messages
 from tests.docs import notation
 from tests.docs.examples import EXAMPLES
 from tests.docs.pages import blocks, generated, rows, sections, spans, text_of
@@ -52,14 +53,14 @@ def part(title: str) -> dict[str, str]:
 REQUESTS = part("Requests") | part("Messages of the gateway")
 
 
-@pytest.mark.parametrize("struct", m.REQUESTS, ids=tag)
+@pytest.mark.parametrize("struct", all_messages.REQUESTS, ids=tag)
 def test_each_request_is_described_and_names_its_reply(struct: type[m.Request]) -> None:
     assert tag(struct) in REQUESTS
     assert answers(struct) or struct is m.StartSession  # its docstring refers to that of `Spawn`
     assert [field.type for field in msgspec.structs.fields(struct) if field.name == "id"] == [int]
 
 
-@pytest.mark.parametrize("struct", m.REPLIES, ids=tag)
+@pytest.mark.parametrize("struct", all_messages.REPLIES, ids=tag)
 def test_each_reply_is_described_once(struct: type[m.Reply]) -> None:
     below = [title for title, text in REQUESTS.items() if f"\nReply `{tag(struct)}`:\n" in text]
     assert len(below) + (tag(struct) in part("Shared replies")) == 1
@@ -79,7 +80,8 @@ def test_a_docstring_becomes_the_words_of_the_page() -> None:
 
 def test_which_types_leave_defaults_out() -> None:
     # the page says: the messages themselves, `Reason`, `Event` and `CallInfo`
-    assert all(struct.__struct_config__.omit_defaults for struct in (*m.REQUESTS, *m.REPLIES))
+    kinds = (*all_messages.REQUESTS, *all_messages.REPLIES)
+    assert all(struct.__struct_config__.omit_defaults for struct in kinds)
     assert {tag(struct) for struct in nested() if struct.__struct_config__.omit_defaults} == {
         "Reason",
         "Event",

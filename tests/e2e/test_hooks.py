@@ -14,6 +14,7 @@ import pytest
 
 from sfactl.connection import Client, DaemonError
 from sfad import config
+from sfad.features.metrics.messages import Metrics, MetricsText
 from sfad.protocol import messages as m
 from tests.conftest import Start
 from tests.harness import alive, ended, environment, spawn, started, stopped, wait_until
@@ -83,7 +84,7 @@ def test_bad_hooks_leave_nothing_and_hold_up_nothing(
         failures = client.call(m.Events(id=0, after=0, types=["hook_*"]), m.EventPage).events
         assert {each.severity for each in failures} == {"medium"}
         assert len(failures) == 3
-        metrics = client.call(m.Metrics(id=0), m.MetricsText).text
+        metrics = client.call(Metrics(id=0), MetricsText).text
         for outcome, count in {"completed": 1, "failed": 3, "dropped": 0}.items():
             assert f'sfad_hook_executions_total{{outcome="{outcome}"}} {count}.0\n' in metrics
     log = daemon.log.read_text()

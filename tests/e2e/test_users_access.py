@@ -11,8 +11,10 @@ import pytest
 
 from sfactl.connection import Client
 from sfad.core.state.access import TABLE
+from sfad.features.metrics.messages import Metrics, MetricsText
 from sfad.protocol import messages as m
 from sfad.protocol.types import Action, ErrorCode, Limit, LimitKind
+from tests.all_messages import REQUESTS
 from tests.harness import Daemon, ended, running, spawn, stopped, wait_until
 from tests.users import FIRST, SECOND, THIRD, as_user, asked_as, needs_root
 
@@ -87,7 +89,7 @@ def start(daemon: Daemon, uid: int, *argv: str, **options: Any) -> str:
 
 def about(run: str) -> dict[str, m.Request]:
     """Return a request of each kind that names one run and that a person may send."""
-    kinds: dict[str, Any] = {m.tag(kind): kind for kind in m.REQUESTS}
+    kinds: dict[str, Any] = {m.tag(kind): kind for kind in REQUESTS}
     return {
         verb: kinds[verb](id=0, run=run, **ABOUT_ONE.get(verb, {}))
         for verb, access in TABLE.items()
@@ -165,12 +167,12 @@ def test_root_and_the_admin_group_do_everything_with_all_runs(daemon: Daemon) ->
                 ),
                 "resumed",
             )
-        config, metrics = asked_as(daemon.socket, [m.Config(id=0), m.Metrics(id=0)], **who)
+        config, metrics = asked_as(daemon.socket, [m.Config(id=0), Metrics(id=0)], **who)
         assert isinstance(config, m.ConfigReply)
-        assert isinstance(metrics, m.MetricsText)
+        assert isinstance(metrics, MetricsText)
     (done,) = asked_as(daemon.socket, [m.Stop(id=0, runs=[live], grace=0)], **SUPER[1])
     assert isinstance(done, m.Stopped)
-    refused = asked_as(daemon.socket, [m.Config(id=0), m.Metrics(id=0), m.Reload(id=0)], uid=THIRD)
+    refused = asked_as(daemon.socket, [m.Config(id=0), Metrics(id=0), m.Reload(id=0)], uid=THIRD)
     assert {seen(reply, "")[0] for reply in refused} == {ErrorCode.NOT_PERMITTED}
 
 

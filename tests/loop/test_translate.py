@@ -7,8 +7,9 @@ from pathlib import Path
 import msgspec
 
 from sfad import config as configuration
+from sfad.core.state.access import AccessRules
 from sfad.core.state.policy import Policy, SubscriptionPolicy
-from sfad.daemon.loop.policy import policy_of
+from sfad.daemon.loop.policy import ACCESS, policy_of
 from sfad.protocol.kinds import DEFAULT_KEYS, KINDS
 
 
@@ -25,8 +26,11 @@ def test_a_key_is_shown_with_the_file_that_sets_it_or_would_set_it(tmp_path: Pat
 
 
 def test_the_built_in_config_has_the_defaults_of_the_table_of_kinds() -> None:
+    sections = {key: kind() for key, kind, _ in configuration.SECTIONS}
     assert policy_of(configuration.load(), everyone=False) == Policy(
         files={},
+        access=AccessRules(features=ACCESS),
+        sections=sections,
         file="the config",
         subscriptions={"anthropic": SubscriptionPolicy(), "openai": SubscriptionPolicy()},
     )

@@ -37,6 +37,7 @@ from sfad.protocol.types import (
     Tokens,
     Usage,
 )
+from tests import all_messages
 from tests.tiers import examples
 
 R = typing.TypeVar("R", m.Request, m.Reply)
@@ -191,8 +192,8 @@ def one_of(hint: typing.Any) -> typing.Any:
     )
 
 
-REQUESTS += [sample(kind) for kind in m.REQUESTS if kind not in map(type, REQUESTS)]
-REPLIES += [sample(kind) for kind in m.REPLIES if kind not in map(type, REPLIES)]
+REQUESTS += [sample(kind) for kind in all_messages.REQUESTS if kind not in map(type, REQUESTS)]
+REPLIES += [sample(kind) for kind in all_messages.REPLIES if kind not in map(type, REPLIES)]
 ALL = [*[(r, m.unpack_request) for r in REQUESTS], *[(r, m.unpack_reply) for r in REPLIES]]
 
 

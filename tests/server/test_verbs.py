@@ -6,13 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from sfad.core.state.access import TABLE
+from sfad.core.state.access import TABLE, VERBS
+from sfad.daemon.loop.policy import ACCESS
 from sfad.daemon.server import verbs
 from sfad.daemon.server.asker import REGISTRY
 from sfad.protocol import messages as m
+from tests.all_messages import REQUESTS, is_of_feature
+
+OF_HEART = [kind for kind in REQUESTS if not is_of_feature(kind)]
 
 
-@pytest.mark.parametrize("kind", [kind for kind in m.REQUESTS if kind is not m.Hello], ids=m.tag)
+@pytest.mark.parametrize("kind", [kind for kind in OF_HEART if kind is not m.Hello], ids=m.tag)
 def test_each_request_is_answered_by_a_function_that_is_named_like_its_verb(
     kind: type[m.Request],
 ) -> None:
@@ -36,7 +40,13 @@ def test_few_requests_leave_the_permission_to_what_answers_them() -> None:
 
 
 def test_every_verb_has_a_row() -> None:
-    assert TABLE.keys() == {m.tag(kind) for kind in m.REQUESTS}
+    assert TABLE.keys() == {m.tag(kind) for kind in OF_HEART}
+    assert ACCESS.keys() == {m.tag(kind) for kind in REQUESTS if is_of_feature(kind)}
+
+
+def test_no_option_names_the_verb_of_a_feature() -> None:
+    """`--allow` and `--deny` know those of the heart."""
+    assert all(row.narrowed_by in {None, *VERBS} for row in ACCESS.values())
 
 
 def test_the_dispatcher_checks_each_row() -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 import psutil
 
 from sfactl.connection import Client
+from sfad.features.metrics.messages import Metrics, MetricsText
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo
 from tests import surroundings
@@ -121,7 +122,7 @@ def questions(client: Client) -> None:
         page = client.call(m.List(id=client.next_id(), rows=200), m.RunList)
         client.call(m.Info(id=client.next_id(), run=page.runs[-1].id), m.RunReply)
         client.call(m.Logs(id=client.next_id(), run=page.runs[-1].id), m.Reply)
-        client.call(m.Metrics(id=client.next_id()), m.MetricsText)
+        client.call(Metrics(id=client.next_id()), MetricsText)
 
 
 def left(daemon: Daemon) -> dict[str, int]:

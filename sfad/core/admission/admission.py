@@ -1,7 +1,7 @@
 """Admits runs or refuses them. Launches them when the ledger holds their admission, the runs that
 they wait for have ended, and there is a slot."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -37,7 +37,7 @@ from ..state.request import Asked
 from ..state.run import Ending, Run
 from ..state.vocabulary import ReasonKind
 from .candidate import candidate, limits_for
-from .guard import Question, first_refusal, unenforced
+from .guard import MayStart, Question, first_refusal, unenforced
 
 # ---- Runs that start when others have ended (`spawn --after`): whom each still waits for, and what
 # an end means for them
@@ -247,7 +247,9 @@ class Admission:
         subscriptions: Subscriptions,
         taking: Taking,
         next_number: int,
+        may_start: Sequence[MayStart] = (),
     ) -> None:
+        """`may_start`: rules of features."""
         self._ctx = context
         self._subscriptions = subscriptions
         self._taking = taking
@@ -256,6 +258,7 @@ class Admission:
         self._lifecycle = lifecycle
         self._spending = spending
         self._number = next_number
+        self._may_start = may_start
         self._rates: dict[str, SlidingRate] = {}
         self._session_rates: dict[str, SlidingRate] = {}
         self._refusals: dict[str, dict[str, _Refusals]] = {}
@@ -325,7 +328,9 @@ class Admission:
         if busy is not None:
             self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, busy)
             return
-        refusal = first_refusal(self._question(ev, run, caller, waits=bool(awaits)))
+        refusal = first_refusal(
+            self._question(ev, run, caller, waits=bool(awaits)), self._may_start
+        )
         if refusal is not None:
             self._refuse(ev, run, caller, refusal)
         else:
@@ -369,6 +374,7 @@ class Admission:
             else (),
             waits=waits,
             window=self._window(run, ev.at) if self._subscriptions.known else None,
+            unix_time=ev.unix_time,
         )
 
     def _window(self, run: Run, at: float) -> str | None:

@@ -60,6 +60,8 @@ class Question(Struct, frozen=True):
     """The run has to wait for another one."""
     window: str | None = None
     """Why a root has to wait for its subscription."""
+    unix_time: float = 0.0
+    """When the peer asks, in seconds since 1970."""
 
     @property
     def for_model(self) -> bool:
@@ -105,10 +107,15 @@ class Question(Struct, frozen=True):
         return len(self.run.ancestors) + self.run.root.birth.claimed_depth
 
 
-def first_refusal(question: Question) -> Refusal | None:
-    """Return the first rule's refusal, or `None`: admitted."""
+MayStart = Callable[[Question], Refusal | None]
+"""A rule: returns why a run may not start, or `None`."""
+
+
+def first_refusal(question: Question, more: Sequence[MayStart] = ()) -> Refusal | None:
+    """Return the first rule's refusal, or `None`: admitted. `more`: the rules of features, which
+    are asked last. Of a run that another node has granted, that one has asked them."""
     rules = RULES if question.run.asked.session is None else SESSION_RULES
-    for rule in rules if question.run.lease is None else GRANT_RULES:
+    for rule in (*rules, *more) if question.run.lease is None else GRANT_RULES:
         refusal = rule(question)
         if refusal is not None:
             return refusal
@@ -494,7 +501,7 @@ def _refuse_session(
     )
 
 
-RULES: tuple[Callable[[Question], Refusal | None], ...] = (
+RULES: tuple[MayStart, ...] = (
     _enabled, _permission, _loop, _depth, _descendants, _money, _unenforceable, _rate, _concurrency,
     _window,
 )  # fmt: skip

@@ -1,7 +1,7 @@
 """Who may do what, whose runs a caller may know of, and which of them a request means."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
@@ -66,7 +66,6 @@ TABLE: Mapping[str, Access] = MappingProxyType({
     "limit": _ONE,
     "list": _MANY,
     "logs": _ONE,
-    "metrics": Access("admin", inside=False, narrowed_by=None, scope="none"),
     "open_fleet": _OF_FLEET,
     "pause": _ONE,
     "find_caller": _FOR_GATEWAY,
@@ -108,7 +107,7 @@ TABLE: Mapping[str, Access] = MappingProxyType({
     "watch_runs": Access(narrowed_by="list", scope="many"),
     "withdraw_call": _FOR_GATEWAY,
 })  # fmt: skip
-"""By the tag of the request."""
+"""By the tag of the request, but for the requests of features: see `AccessRules.features`."""
 
 VERBS = frozenset(verb for verb, access in TABLE.items() if access.narrowed_by == "")
 """What `--allow` and `--deny` can name."""
@@ -159,6 +158,11 @@ class AccessRules:
     """Whether the daemon serves each user, or only the operator, root and the admin group."""
     admin_gid: int | None = None
     """Members of this group may do with all runs what root may."""
+    features: Mapping[str, Access] = field(default_factory=dict)
+    """As `TABLE`, of the verbs of features."""
+
+    def of(self, verb: str) -> Access:
+        return TABLE.get(verb) or self.features[verb]
 
     def is_admin(self, peer: Peer) -> bool:
         """Return whether the peer's user may do everything with the runs of all users: the
@@ -246,7 +250,7 @@ def why_verb_refused(
 ) -> str | None:
     """Return why the peer may not use this verb at all, or `None`. `permissions` are those of the
     run that it is in."""
-    access = TABLE[verb]
+    access = rules.of(verb)
     if peer.unidentified:
         return f"the calling process could not be identified: {peer.unidentified}"
     # it reads what agents send, so it gets no other rights, whatever its user may do
@@ -299,14 +303,16 @@ def why_sessions_refused(peer: Peer, permissions: Permissions, rules: AccessRule
     return refused
 
 
-def why_target_refused(peer: Peer, verb: str, lineage: Sequence[RunId]) -> str | None:
+def why_target_refused(
+    peer: Peer, verb: str, lineage: Sequence[RunId], rules: AccessRules
+) -> str | None:
     """Return why the peer may not use `verb` on the run at the end of `lineage` (ids, root first),
     or `None`.
 
     A peer inside a run may use verbs on this run and its descendants only, whatever its uid."""
     if peer.run is None or peer.run in lineage:
         return None
-    said = TABLE[verb].said or f"'{verb}'"
+    said = rules.of(verb).said or f"'{verb}'"
     return (
         f"run {peer.run} may not use {said} on run {lineage[-1]}: "
         f"it is not in the subtree of {peer.run}"

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from msgspec import Meta, Struct
 
@@ -10,6 +10,8 @@ from ...protocol.kinds import KINDS
 from ...protocol.known import KNOWN_PROGRAMS
 from ...protocol.types import Action, Bound, Limit, LimitKind
 from .access import OPERATOR_ONLY, AccessRules
+
+T = TypeVar("T", bound=Struct)
 
 MAX_ATTEMPTS = 100
 """Attempts one run may ask for. Back-off grows to its cap, so this many take hours; more is a
@@ -181,10 +183,18 @@ class Policy:
     retry_delay_max: float = 60.0
     lease: float = 60.0
     """Of what is granted to other nodes."""
+    sections: Mapping[str, Struct] = field(default_factory=dict)
+    """The sections of the config that features have declared, by their keys."""
     files: Mapping[str, str] = field(default_factory=dict)
     """The file that sets a config key, by the key."""
     file: str = "the config"
     """Where a key that no file sets would be set."""
+
+    def section(self, key: str, kind: type[T]) -> T:
+        """Return a section of the config that a feature has declared."""
+        found = self.sections[key]
+        assert isinstance(found, kind)
+        return found
 
     def where_set(self, key: str) -> str:
         """Return the key with the file that sets it or would set it: `limits.max_time in

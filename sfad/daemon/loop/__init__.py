@@ -17,6 +17,8 @@ metering ───────────────────────�
 `adviser`          limits that past runs suggest
 `pending_requests` requests that wait for the core's answer
 `policy`           what the config says, in the core's terms
+`seam`             where features take part in a daemon
+`status_text`      the line that `systemctl status` shows
 `starting`         prepares requests, step by step, and asks the core for their runs
 `launching`        launches the attempts of runs
 `environment`      the environment of a run
@@ -25,9 +27,6 @@ metering ───────────────────────�
                    over the disk
 `announcing`       events: numbered, saved, logged, pushed to those that follow them, as are runs
                    that have changed
-`measuring`        metrics as they are now
-`metrics_endpoint` serves metrics by HTTP
-`scrapes`          one request for them; imported where they are served
 `gateway_process`  starts and watches a gateway
 `gateways`         the gateways of all users, and which of them leads where
 `connection_watch` model calls that a run makes itself, past the gateways
@@ -36,7 +35,6 @@ metering ───────────────────────�
                    subscriptions
 `fleet_process`    starts what makes this node's actor
 `granted`          requests of other nodes about runs that they have granted to this one
-`otel_process`     starts and watches the exporter of spans
 `own_servers`      sees work that programs hand to servers of their own outside of their runs
 `gateway_routing`  what the commands and environments of runs say of the gateway
 `isolating`        whether a run is isolated, and what its sandbox is given

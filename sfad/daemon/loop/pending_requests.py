@@ -1,5 +1,6 @@
 """Requests that wait for an answer of the core."""
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -100,7 +101,9 @@ class PendingRequests:
             else None
         )
         self.feed(
-            e.SpawnRequested(now, token, peer, asked, self._ended(asked.queueing.after), by, until)
+            e.SpawnRequested(
+                now, token, peer, asked, self._ended(asked.queueing.after), by, until, time.time()
+            )
         )
 
     def _ended(self, awaited: Iterable[After]) -> dict[RunId, Status]:

@@ -1,13 +1,23 @@
 """The config in the core's terms."""
 
+from msgspec import Struct
 from msgspec.structs import asdict
 
 from ... import config as configuration
 from ...core.state.access import AccessRules
 from ...core.state.policy import Policy, SessionPolicy, SubscriptionPolicy
+from ...features.listed import FEATURES
+from ...protocol.encoding import tag
 from ...protocol.kinds import DEFAULT_KEYS, KINDS
 from ...protocol.known import CODING_AGENT
 from ...protocol.types import Action, Bound, Limit, LimitKind
+
+ACCESS = {
+    tag(request): access
+    for feature in FEATURES.values()
+    for request, access in feature.verbs.items()
+}
+"""As `TABLE` of the core, of the verbs of features."""
 
 
 def policy_of(loaded: configuration.Loaded, *, everyone: bool) -> Policy:
@@ -49,7 +59,9 @@ def policy_of(loaded: configuration.Loaded, *, everyone: bool) -> Policy:
         calls_per_user=config.gateway.per_user,
         budget_action=Action(config.budgets.action),
         sessions=_session_policy(config.sessions),
-        access=AccessRules(all_users=everyone, admin_gid=config.access.admin_group),
+        access=AccessRules(
+            all_users=everyone, admin_gid=config.access.admin_group, features=ACCESS
+        ),
         alerts=config.alerts,
         subscriptions={
             "anthropic": _subscription_policy(config.plans, config.plans.anthropic),
@@ -62,6 +74,9 @@ def policy_of(loaded: configuration.Loaded, *, everyone: bool) -> Policy:
         retry_delay=config.attempts.delay,
         retry_delay_max=config.attempts.delay_max,
         lease=config.fleet.lease,
+        sections={
+            section.key: config.section(section.key, Struct) for section in configuration.SECTIONS
+        },
         files={key: file for key, file in source.items() if file != configuration.BUILT_IN},
         file=str(loaded.strongest or "the config"),
     )

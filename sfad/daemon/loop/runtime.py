@@ -25,6 +25,7 @@ from ...durable.budgets import BudgetBooks
 from ...durable.handover import HandedRun
 from ...durable.maintenance import Maintenance, MaintenanceJobs, SessionArchive
 from ...durable.subscriptions import SubscriptionBooks
+from ...features.listed import FEATURES
 from ...gateway.call_journal import Noted
 from ...host import systemd
 from ...host.clock import wall_clock
@@ -54,17 +55,16 @@ from .isolating import Isolating
 from .keeper import KeeperRequests
 from .launcher_events import LauncherEvents
 from .launching import Launching
-from .measuring import Measuring, StatusText
-from .metrics_endpoint import MetricsEndpoint
-from .otel_process import OtelProcess
 from .own_servers import ServerWatch
 from .pending_requests import PendingRequests
 from .policy import policy_of
 from .resources import Resources
 from .saving import Saver, StorageWatch
+from .seam import Heart, Parts
 from .shims import Shims
 from .shipping import Shipping
 from .starting import Starting
+from .status_text import StatusText
 from .worktrees import Worktrees
 
 # ---- What this daemon has from an earlier one, and what it hands over to the next
@@ -287,6 +287,7 @@ class Runtime:
             policy_of(loaded, everyone=self.everyone),
             next_number=self.ledger.next_number,
             reservations=int(1000 * now),
+            may_start=[rule for feature in FEATURES.values() for rule in feature.may_start],
         )
         self.descriptors = Descriptors(resources.rounds)
         self.background = Background(self.log.internal_error)
@@ -333,19 +334,7 @@ class Runtime:
         )  # fmt: skip
         self.requests = PendingRequests(self.feed, self.catalogue, self.descriptors, self.counts)
         self.storage = StorageWatch(resources, self.catalogue, self.metering, self.announcer)
-        self.measuring = Measuring(
-            self.counts,
-            self.machine,
-            self.catalogue,
-            self.ledger,
-            self.storage,
-            self.background,
-            self.launcher.containment,
-            self.began,
-        )
-        self.otel = OtelProcess(config.otel, self.launcher, self.log, sock=self.socket)
         self.granted = GrantedRuns(self.timers)
-        self.metrics = MetricsEndpoint(config.metrics, self.measuring.recent_text, self.log)
         self.isolating = Isolating(
             loaded, self.gateways, sock=self.socket, state_dir=self.state_dir
         )
@@ -428,6 +417,13 @@ class Runtime:
             self.launcher_events, self.background, self.session_archive, self.fleet, self.keeper,
             self.granted, shut_down,
         )  # fmt: skip
+        self.connections: Callable[[], int] = lambda: 0
+        """Returns how many clients are connected. The server sets it."""
+        heart = Heart(
+            resources, self.machine, self.catalogue, self.announcer, self.storage, self.background,
+            self.feed, lambda: self.config, self.began, lambda: self.connections(),
+        )  # fmt: skip
+        self.parts = Parts(FEATURES, heart)
         self._read_config = read_config
         queue.begin(loop.handle)
 
@@ -439,7 +435,7 @@ class Runtime:
             await nursery.start(self.launcher.serve)
             for serve in (
                 self.timers.serve, self.maintenance.serve, self.session_archive.serve,
-                self.metering.sample, self.storage.serve, self.run_feed.serve, self.metrics.serve,
+                self.metering.sample, self.storage.serve, self.run_feed.serve,
                 self.ledger.serve, self.bypass_watch.serve, self.server_watch.serve,
                 self.fleet.serve, self.keeper.serve, self.keeper.serve_subscriptions,
             ):  # fmt: skip
@@ -486,8 +482,6 @@ class Runtime:
         self.maintenance.reconfigure(config.retention)
         self.session_archive.reconfigure(config.sessions)
         self.gateways.reconfigure(config.gateway)
-        self.metrics.reconfigure(config.metrics)
-        self.otel.reconfigure(config.otel)
         self.hooking.configure(config.hooks)
         self.shims.installed.look()
         self.isolating.reconfigure(loaded)
@@ -499,6 +493,7 @@ class Runtime:
         return loaded, changed
 
     def _follow_config(self) -> None:
+        self.parts.follow()
         self._budgets.know(self.config.budgets)
         self.counts.registers(
             agent.type for agent in self.config.agents.values() if agent.type is not None

@@ -69,7 +69,7 @@ class Dispatcher:
         )
 
     def handle(self, connection: Connection, request: m.Request) -> None:
-        verb = REGISTRY.get(type(request))
+        verb = REGISTRY.get(type(request)) or self._of_feature(type(request))
         asker = Asker(
             self._services, connection, request.id, verb.permission if verb is not None else None
         )
@@ -86,6 +86,11 @@ class Dispatcher:
             self._fail(asker, request, error)
         if not asker.answered:
             asker.count_open()
+
+    def _of_feature(self, kind: type[m.Request]) -> Verb | None:
+        """Return the verb of a feature, whose part is loaded now if it was not before."""
+        answer = self._services.runtime.parts.answer(kind)
+        return Verb(answer, m.tag(kind), about_run=False) if answer is not None else None
 
     async def _rest(self, asker: Asker, request: m.Request, answering: Answering) -> None:
         """Do what is left of a verb that may have to wait."""

@@ -41,11 +41,11 @@ def identify(
     connection: socket.socket,
     launcher: Launcher,
     gateway_at: Callable[[int], Gateway | None] = lambda _pid: None,
-    exporter: int | None = None,
+    is_own: Callable[[int], bool] = lambda _pid: False,
 ) -> Peer:
     """Return the peer and the run that it is in. A peer that cannot be identified says why, and is
-    refused everything. `gateway_at` returns the gateway that is a process, `exporter` is a process,
-    too.
+    refused everything. `gateway_at` returns the gateway that is a process, and `is_own` whether
+    a process is a feature's.
 
     The credentials are those of the time when it connected. Takes less than 0.1 ms, because names
     of users are cached."""
@@ -63,7 +63,7 @@ def identify(
     user, owner, gids = user_name(uid), uid in (0, os.geteuid()), all_groups(connection, gid)
     if (gateway := gateway_at(pid)) is not None and _lives(connection):
         return Peer(uid=uid, user=user, owner=owner, gateway=True, gateway_uid=gateway.uid)
-    if pid == exporter and _lives(connection):  # a child of the daemon that is in no run
+    if is_own(pid) and _lives(connection):  # a child of the daemon that is in no run
         return Peer(uid=uid, user=user, owner=owner, gids=gids)
     try:
         run = _place(pid, peer_pidfd(connection), launcher)

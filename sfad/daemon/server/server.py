@@ -307,7 +307,7 @@ class Server:
             identify,
             last_number,
         )
-        runtime.measuring.connections = self._clients.by_fd.__len__
+        runtime.connections = self._clients.by_fd.__len__
         self._looks = Looks()
         services = Services(runtime, bounds, self._clients.by_fd, self._looks)
         dispatcher = Dispatcher(services)

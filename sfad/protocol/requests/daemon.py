@@ -1,4 +1,4 @@
-"""The daemon itself: its state, config, agents, hooks and metrics."""
+"""The daemon itself: its state, config, agents and hooks."""
 
 from __future__ import annotations
 
@@ -123,17 +123,6 @@ class HookTested(Reply, tag="hook_tested"):
     output: str
     """The end of what it printed."""
     elapsed_s: float
-
-
-class Metrics(Request, tag="metrics"):
-    """Return the daemon's metrics (docs/metrics.md). Answered by `MetricsText`."""
-
-    repeats = 1
-
-
-class MetricsText(Reply, tag="metrics_text"):
-    text: str
-    """The text format of Prometheus, version 0.0.4."""
 
 
 class Agents(Request, tag="agents"):

@@ -1,5 +1,5 @@
-"""Verbs about the daemon itself: `status`, `plans`, `config`, `reload`, `agents`, `metrics`,
-`test_hook`, `prune`."""
+"""Verbs about the daemon itself: `status`, `plans`, `config`, `reload`, `agents`, `test_hook`,
+`prune`."""
 
 import os
 from collections.abc import Iterable
@@ -30,8 +30,6 @@ from ....protocol.messages import (
     GatewayInfo,
     HookTested,
     ListSubscriptions,
-    Metrics,
-    MetricsText,
     Prune,
     Reload,
     Reloaded,
@@ -100,10 +98,6 @@ def status(asker: Asker, _request: DaemonInfo) -> None:
             log=runtime.log.place if trusted else None,
             gateway_pid=gateway.pid if gateway is not None else None,
             gateways=_gateways(runtime.gateways) if trusted else [],
-            otel=runtime.otel.endpoint if trusted else None,
-            otel_trouble=runtime.otel.trouble if trusted else None,
-            metrics=runtime.metrics.listen if trusted else None,
-            metrics_trouble=runtime.metrics.trouble if trusted else None,
             shim_dir=str(shims.path),
             quotas=_quotas(asker) if scope.run is None else [],
             alerts=_alerts(asker, mine),
@@ -118,6 +112,7 @@ def status(asker: Asker, _request: DaemonInfo) -> None:
             plans=_subscriptions(asker),
             limit_share=runtime.machine.policy.alerts.limit_share,
             shims=list(shims.programs) if shims.open_to(asker.peer.uid) else [],
+            **(runtime.parts.status() if trusted else {}),
         )
     )
 
@@ -243,14 +238,6 @@ def agents(asker: Asker, _request: Agents) -> None:
     asker.reply(
         AgentList(id=asker.id, agents=[entry.info for entry in asker.runtime.agents.values()])
     )
-
-
-# ---- `metrics`: the daemon's figures, as Prometheus reads them
-
-
-@answers(Metrics)
-def metrics(asker: Asker, _request: Metrics) -> None:
-    asker.later(asker.runtime.measuring.text, lambda text: MetricsText(id=asker.id, text=text))
 
 
 # ---- `test_hook`: execute a hook of the config for an invented event

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from ....config import NAME_MAX
+from ....config_values import NAME_MAX
 from ....core import events as e
 from ....core.state.account import NOTHING, Use
 from ....protocol.errors import bad_request

@@ -8,8 +8,8 @@ from pathlib import Path
 import trio
 import trio.testing
 
-from sfad.config import MetricsConfig
-from sfad.daemon.loop.metrics_endpoint import MAX_CONNECTIONS, TIMEOUT, MetricsEndpoint
+from sfad.features.metrics.endpoint import MAX_CONNECTIONS, TIMEOUT, MetricsEndpoint
+from sfad.features.metrics.feature import MetricsConfig
 from sfad.host.log import Log
 
 

@@ -3,24 +3,18 @@
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import get_args
 
 import trio
 
 from ... import __version__
-from ...core.machine import Machine
 from ...core.state.budgets import to_usd
+from ...daemon.loop.seam import Heart
 from ...host.metrics import Counts, Histogram, HookOutcome, Labels, Values
-from ...host.tasks import Background
 from ...protocol.event_types import EventType
 from ...protocol.types import ENDED, Rule, Status
-from ...runs.catalogue import RunCatalogue
 from ...runs.showing import all_alerts
-from ...storage.ledger import Ledger
-from .saving import StorageWatch
 
 ONCE = (EventType.ALERT_SURVIVORS, EventType.ALERT_DISK_FULL)
 ALERTS = [kind for kind in EventType if kind.startswith("alert_") and kind not in ONCE]
@@ -39,26 +33,17 @@ def _text(values: Values) -> str:
     return text_of(values)
 
 
-@dataclass(slots=True)
 class Measuring:
-    counts: Counts
-    machine: Machine
-    catalogue: RunCatalogue
-    ledger: Ledger
-    storage: StorageWatch
-    background: Background
-    containment: str
-    began: float
-    """When the daemon was started, on trio's clock."""
-    connections: Callable[[], int] = lambda: 0
-    """Returns how many clients are connected. The server sets it."""
-    _told: tuple[float, str] = (-math.inf, "")
-    """When the text was made last, and the text."""
+    def __init__(self, heart: Heart) -> None:
+        self._heart = heart
+        self._counts = heart.resources.counts
+        self._told = (-math.inf, "")
+        """When the text was made last, and the text."""
 
     async def text(self) -> str:
         """Return the metrics in the text format of Prometheus. Raises `OSError` where no thread can
         be started."""
-        text = await self.background.walk(partial(_text, self.values()))
+        text = await self._heart.background.walk(partial(_text, self.values()))
         self._told = trio.current_time(), text
         return text
 
@@ -72,32 +57,32 @@ class Measuring:
         return {
             **self._of_daemon(),
             **self._of_runs(),
-            **_of_types(self.counts),
+            **_of_types(self._counts),
             **self._of_users(),
             **self._of_calls(),
         }
 
     def _of_daemon(self) -> Values:
-        began = time.time() - trio.current_time() + self.began
+        began = time.time() - trio.current_time() + self._heart.began
         return {
-            "sfad_build_info": {(__version__, self.containment): 1},
+            "sfad_build_info": {(__version__, self._heart.resources.launcher.containment): 1},
             "sfad_start_time_seconds": _alone(round(began, 3)),
-            "sfad_connections": _alone(self.connections()),
-            "sfad_slow_clients_dropped": _alone(self.counts.slow_clients),
+            "sfad_connections": _alone(self._heart.connections()),
+            "sfad_slow_clients_dropped": _alone(self._counts.slow_clients),
             "sfad_hook_executions": {
-                (outcome,): self.counts.hooks.get(outcome, 0) for outcome in get_args(HookOutcome)
+                (outcome,): self._counts.hooks.get(outcome, 0) for outcome in get_args(HookOutcome)
             },
-            "sfad_events": {(kind,): count for kind, count in self.counts.events.items()},
-            "sfad_events_lost": _alone(self.counts.unrecorded),
-            "sfad_ledger_commit_duration_seconds": {(): self.counts.commit},
-            "sfad_ledger_size_bytes": _alone(self.ledger.records.size_bytes),
-            "sfad_ledger_writable": _alone(int(self.storage.unwritable is None)),
+            "sfad_events": {(kind,): count for kind, count in self._counts.events.items()},
+            "sfad_events_lost": _alone(self._counts.unrecorded),
+            "sfad_ledger_commit_duration_seconds": {(): self._counts.commit},
+            "sfad_ledger_size_bytes": _alone(self._heart.resources.ledger.records.size_bytes),
+            "sfad_ledger_writable": _alone(int(self._heart.storage.unwritable is None)),
         }
 
     def _of_runs(self) -> Values:
-        machine, counts = self.machine, self.counts
-        live = Counter(live.run.status for live in self.catalogue.live.values())
-        runs = (live.run for live in self.catalogue.live.values())
+        machine, counts = self._heart.machine, self._counts
+        live = Counter(live.run.status for live in self._heart.catalogue.live.values())
+        runs = (live.run for live in self._heart.catalogue.live.values())
         alerts = Counter(
             alert.type for alert in all_alerts(runs, machine.shared_alerts, trio.current_time())
         )
@@ -136,8 +121,9 @@ class Measuring:
         }
 
     def _of_users(self) -> Values:
-        counts, each = self.counts, self.counts.by_user
-        live = Counter(counts.user_label(one.run.user) for one in self.catalogue.live.values())
+        counts, each = self._counts, self._counts.by_user
+        runs = self._heart.catalogue.live.values()
+        live = Counter(counts.user_label(one.run.user) for one in runs)
         tokens: dict[Labels, float] = {}
         for user, of in each.items():
             tokens |= {(user, "input"): of.input_tokens, (user, "output"): of.output_tokens}
@@ -149,17 +135,18 @@ class Measuring:
         }
 
     def _of_calls(self) -> Values:
-        waiting = sum(len(self.machine.waiting_calls(run)) for run in self.catalogue.live)
-        under_way = sum(len(self.machine.calls_under_way(run)) for run in self.catalogue.live)
+        machine, runs = self._heart.machine, self._heart.catalogue.live
+        waiting = sum(len(machine.waiting_calls(run)) for run in runs)
+        under_way = sum(len(machine.calls_under_way(run)) for run in runs)
         calls: dict[Labels, float] = {
             (upstream, outcome): count
-            for upstream, outcomes in self.counts.calls.items()
+            for upstream, outcomes in self._counts.calls.items()
             for outcome, count in outcomes.items()
         }
         return {
             "sfad_gateway_calls": calls,
             "sfad_gateway_calls_open": {("waiting",): waiting, ("under_way",): under_way},
-            "sfad_gateway_first_byte_seconds": {(): self.counts.first_byte},
+            "sfad_gateway_first_byte_seconds": {(): self._counts.first_byte},
         }
 
 
@@ -178,36 +165,3 @@ def _of_types(counts: Counts) -> Values:
 
 def _alone(value: float) -> dict[Labels, float | Histogram]:
     return {(): value}
-
-
-# ---- The line that `systemctl status` shows: how many runs there are, and what is wrong
-
-
-INTERVAL = 1.0
-"""Seconds between two texts at the least. A thousand runs that start together need only a few."""
-
-
-class StatusText:
-    def __init__(self, describe: Callable[[], str], send: Callable[[str], None]) -> None:
-        self._describe = describe
-        self._send = send
-        self._outdated = trio.Event()
-        self._sent: str | None = None
-
-    def outdated(self) -> None:
-        """Have the text written again soon."""
-        self._outdated.set()
-
-    def tell(self) -> None:
-        """Send the text as it is now, if it is new."""
-        if (text := self._describe()) != self._sent:
-            self._send(text)
-            self._sent = text
-
-    async def serve(self) -> None:
-        """Send each new text, until cancelled. Nothing happens while nothing changes."""
-        while True:
-            self.tell()
-            await trio.sleep(INTERVAL)
-            await self._outdated.wait()
-            self._outdated = trio.Event()

@@ -10,10 +10,10 @@ from contextlib import suppress
 
 import trio
 
-from ...config import OtelConfig
 from ...host.log import Log
 from ...processes.launcher import Launcher
 from ...processes.own_processes import UNKNOWN, OwnProcess, Restarts
+from .feature import OtelConfig
 
 PAUSE, PAUSE_MAX = 1.0, 300.0
 """Seconds until an ended exporter is started again: doubled each time, until one has lived for

@@ -1,0 +1,34 @@
+"""The line that `systemctl status` shows: how many runs there are, and what is wrong."""
+
+from collections.abc import Callable
+
+import trio
+
+INTERVAL = 1.0
+"""Seconds between two texts at the least. A thousand runs that start together need only a few."""
+
+
+class StatusText:
+    def __init__(self, describe: Callable[[], str], send: Callable[[str], None]) -> None:
+        self._describe = describe
+        self._send = send
+        self._outdated = trio.Event()
+        self._sent: str | None = None
+
+    def outdated(self) -> None:
+        """Have the text written again soon."""
+        self._outdated.set()
+
+    def tell(self) -> None:
+        """Send the text as it is now, if it is new."""
+        if (text := self._describe()) != self._sent:
+            self._send(text)
+            self._sent = text
+
+    async def serve(self) -> None:
+        """Send each new text, until cancelled. Nothing happens while nothing changes."""
+        while True:
+            self.tell()
+            await trio.sleep(INTERVAL)
+            await self._outdated.wait()
+            self._outdated = trio.Event()

@@ -1,0 +1,39 @@
+"""What a feature declares: data, which the heart reads before it loads anything of the feature.
+
+A feature is a folder of `sfad.features`. Its module `feature` has a `FEATURE`. What the feature
+does in a daemon is in other modules, which are loaded when its section of the config is set, or one
+of its requests arrives (`daemon.loop.seam`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from .core.admission.guard import MayStart
+from .core.state.access import Access
+from .protocol.requests.base import Request
+
+
+class Section(NamedTuple):
+    """A section of the config: `[key]`."""
+
+    key: str
+    kind: Any
+    """Its type as a field of `config.Configuration` has it: a struct, whose own fields have
+    defaults."""
+    either: tuple[tuple[str, str, str], ...] = ()
+    """Pairs of its keys of which one may be set, and why in words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feature:
+    """What a feature adds. It leaves out where it takes no part."""
+
+    sections: tuple[Section, ...] = ()
+    verbs: Mapping[type[Request], Access] = field(default_factory=dict)
+    """Its requests, and who may send them. `--allow` and `--deny` do not name these."""
+    may_start: tuple[MayStart, ...] = ()
+    """Rules of the guard, which are pure. They are asked after its own ones, in this order. What a
+    rule needs of the config is in `Question.policy.sections`."""
+    part: str = ""
+    """The module of its folder that has `part(heart: Heart) -> Part`: what it does in a daemon."""

@@ -1,0 +1,21 @@
+"""The list of features, in the order of their sections in the config."""
+
+from importlib import import_module
+
+from ..feature import Feature
+
+NAMES = (
+    "metrics",  # figures of the daemon for Prometheus
+    "otel",  # spans of runs and calls for OpenTelemetry
+)
+"""Their folders."""
+
+
+def _declared(name: str) -> Feature:
+    found = import_module(f"{__package__}.{name}.feature").FEATURE
+    assert isinstance(found, Feature)
+    return found
+
+
+FEATURES = {name: _declared(name) for name in NAMES}
+"""By the names of their folders."""

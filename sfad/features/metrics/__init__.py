@@ -1,0 +1,9 @@
+"""The daemon's figures as Prometheus reads them (docs/metrics.md).
+
+`feature`   the declaration
+`messages`  the request of `sfactl metrics`
+`measuring` the figures as they are now
+`scrapes`   them as text, and one request for that by HTTP
+`endpoint`  serves it where `metrics.listen` is set
+`part`      what of this a daemon does
+"""

@@ -1,0 +1,119 @@
+"""The seam: the exercise of CONTRIBUTING.md, and the heart without each feature, in a copy of the
+tree."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+
+from sfad.features.listed import FEATURES, NAMES
+from tests.tiers import first, variant
+
+ROOT = Path(__file__).parents[2]
+BLOCK = re.compile(r"^```python\n# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LIST = Path("sfad/features/listed.py")
+
+
+class Copy:
+    """A copy of the tree, with an interpreter that finds it, and else what this one finds."""
+
+    def __init__(self, directory: Path) -> None:
+        self.tree = directory / "tree"
+        for name in ("sfad", "sfactl", "tests"):
+            shutil.copytree(
+                ROOT / name, self.tree / name, ignore=shutil.ignore_patterns("__pycache__")
+            )
+        for name in ("pyproject.toml", "CONTRIBUTING.md", "README.md", "docs", "systemd"):
+            (self.tree / name).symlink_to(ROOT / name)
+        venv.create(directory / "venv", with_pip=False, symlinks=True)
+        (site,) = (directory / "venv/lib").glob("python*/site-packages")
+        (site / "tree.pth").write_text(f"{self.tree}\n{sysconfig.get_path('purelib')}\n")
+        self.python = directory / "venv/bin/python"
+
+    def list_also(self, feature: str) -> None:
+        text = (self.tree / LIST).read_text()
+        (self.tree / LIST).write_text(text.replace("\n)\n", f'\n    "{feature}",\n)\n', 1))
+
+    def delete(self, feature: str) -> None:
+        """Delete a feature: its folder, its tests, its lines, and its verb."""
+        shutil.rmtree(self.tree / "sfad/features" / feature)
+        shutil.rmtree(self.tree / "tests/features" / feature, ignore_errors=True)
+        lines = (self.tree / LIST).read_text().splitlines(keepends=True)
+        kept = [line for line in lines if not line.startswith(f'    "{feature}",')]
+        assert len(lines) - len(kept) == 1
+        (self.tree / LIST).write_text("".join(kept))
+        for module in (self.tree / "sfactl/commands").rglob("*.py"):
+            if f"sfad.features.{feature}." in module.read_text() or module.stem == feature:
+                module.unlink()
+
+    def pytest(self, *words: str) -> None:
+        env = {name: value for name, value in os.environ.items() if "PYTEST" not in name}
+        done = subprocess.run(
+            [self.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words],
+            cwd=self.tree,
+            env=env,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Copy:
+    return Copy(tmp_path)
+
+
+def test_the_exercise(copy: Copy) -> None:
+    blocks = dict(BLOCK.findall((ROOT / "CONTRIBUTING.md").read_text()))
+    assert len(blocks) == 5
+    for name, text in blocks.items():
+        (copy.tree / name).parent.mkdir(exist_ok=True)
+        (copy.tree / name).write_text(text)
+    for folder in ("sfad", "tests"):
+        (copy.tree / folder / "features/sundays/__init__.py").write_text('"""Days of rest."""\n')
+    copy.list_also("sundays")
+    copy.pytest("tests/features/sundays", "tests/test_imports.py")
+    lines = sum(
+        bool(line.strip())
+        for name, text in blocks.items()
+        if not name.startswith("tests/")
+        for line in text.splitlines()
+    )
+    assert lines < 80
+
+
+@first(1)
+@pytest.mark.parametrize("feature", NAMES)
+def test_a_daemon_without_a_feature(copy: Copy, feature: str) -> None:
+    copy.delete(feature)
+    copy.pytest("tests/test_imports.py", "tests/test_house.py", "tests/e2e/test_access.py")
+
+
+@variant
+def test_the_heart_alone_passes_its_tests(copy: Copy) -> None:
+    for feature in NAMES:
+        copy.delete(feature)
+    copy.pytest("tests/core", "tests/loop", "tests/server", "tests/test_config.py")
+
+
+def test_what_no_config_asks_for_is_not_loaded() -> None:
+    """But for declarations."""
+    script = (
+        "import sys, sfad.cli; print(*(m for m in sys.modules if m.startswith('sfad.features.')))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    declared = {f"sfad.features.{name}{module}" for name in NAMES for module in ("", ".feature")}
+    declared |= {"sfad.features.listed"}
+    declared |= {kind.__module__ for feature in FEATURES.values() for kind in feature.verbs}
+    assert set(done.stdout.split()) == declared
