@@ -15,18 +15,16 @@ import select
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from struct import calcsize
 from struct import pack as packed
-from struct import unpack as unpacked
 from typing import TypeVar
 
-from msgspec import Struct
 from msgspec.structs import replace
 
+from sfad.protocol.conversation import Answer, Conversation, hello, rights
 from sfad.protocol.encoding import tag
-from sfad.protocol.framing import MAX_REPLY, MAX_REQUEST, SUPPORTED, FrameDecoder, ProtocolError
+from sfad.protocol.framing import MAX_REQUEST, ProtocolError
 from sfad.protocol.paths import (
     LEDGER,
     SOCKET,
@@ -37,14 +35,11 @@ from sfad.protocol.paths import (
     state_dir,
 )
 from sfad.protocol.requests.base import (
-    MAX_DESCRIPTORS,
     Error,
-    Hello,
     Reply,
     Request,
     Welcome,
     pack_message,
-    unpack_reply,
 )
 from sfad.protocol.types import ErrorCode
 
@@ -59,8 +54,6 @@ Q = TypeVar("Q", bound=Request)
 HANDSHAKE_TIMEOUT = 10.0
 """Seconds for connect and `Welcome`. A daemon that adopts a thousand runs should answer within 2
 s."""
-CHUNK = 256 * 1024
-"""Maximum bytes of one read from the socket."""
 MAX_UNCLAIMED = 65_536
 """Replies and events that may arrive before the expected reply. A daemon sends far fewer."""
 RECONNECT = 10.0
@@ -102,13 +95,6 @@ class DaemonError(exits.Quit):
     def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(exits.of_error(code), message)
         self.error = code
-
-
-class Answer(Struct, frozen=True):
-    """A reply and its descriptors, which the caller closes."""
-
-    reply: Reply
-    descriptors: list[int]
 
 
 other_node: Callable[[str], Client] | None = None
@@ -233,12 +219,9 @@ class Client:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
-        self._received: list[int] = []
         self._answers: list[Answer] = []
         self._last_id = 0
         self._patience: float | None = None
-        self._chunk = memoryview(bytearray(CHUNK))
-        """What is read, each time: to allocate as much takes longer than to read a short reply."""
         self._first_open()
 
     def _first_open(self) -> None:
@@ -261,7 +244,7 @@ class Client:
             time.sleep(AGAIN)
 
     def _open(self, handshake: float) -> None:
-        self._decoder = FrameDecoder(MAX_REPLY)
+        self._conversation = Conversation()
         self._last_words: Error | None = None
         self._opened_at = time.monotonic()
         self._socket = self._reach(handshake)
@@ -306,8 +289,8 @@ class Client:
     def close(self) -> None:
         """Close the connection, and each descriptor that no caller has taken."""
         self._socket.close()
-        unclaimed = [*self._received, *(d for answer in self._answers for d in answer.descriptors)]
-        self._received.clear()
+        unclaimed = self._conversation.take_unclaimed()
+        unclaimed += [each for answer in self._answers for each in answer.descriptors]
         self._answers.clear()
         for descriptor in unclaimed:
             os.close(descriptor)
@@ -385,15 +368,18 @@ class Client:
             raise exits.UsageError(
                 f"the request is {len(frame)} bytes long; the daemon takes {MAX_REQUEST}"
             )
+        self._write(frame, descriptors)
+        return request.id
+
+    def _write(self, frame: bytes, descriptors: Sequence[int] = ()) -> None:
         if self.closed:
             raise ConnectionLost(self.path)
         try:
-            sent = self._socket.sendmsg([frame], [_rights(descriptors)]) if descriptors else 0
+            sent = self._socket.sendmsg([frame], [rights(descriptors)]) if descriptors else 0
             self._socket.sendall(memoryview(frame)[sent:])
         except (BrokenPipeError, ConnectionResetError):
             self._read_to_the_end()
             raise self._lost() from None
-        return request.id
 
     def _read_to_the_end(self) -> None:
         """Read what the daemon sent before it closed the connection."""
@@ -486,58 +472,28 @@ class Client:
 
     def _read(self) -> None:
         try:
-            size, rights, _, _ = self._socket.recvmsg_into(
-                [self._chunk], socket.CMSG_LEN(MAX_DESCRIPTORS * _DESCRIPTOR)
-            )
+            for answer in self._conversation.read(self._socket):
+                if isinstance(answer.reply, Error) and not answer.reply.id:
+                    # it is about the connection, which the daemon closes next
+                    self._last_words = answer.reply
+                self._answers.append(answer)
         except TimeoutError:
             raise Unreachable(
                 self.path, "silent", f"no answer within {self._socket.gettimeout():g} s"
             ) from None
         except ConnectionResetError:
             raise self._lost() from None
-        for descriptor in _descriptors(rights):
-            os.set_inheritable(descriptor, False)
-            self._received.append(descriptor)
-        if not size:
-            raise self._lost()
-        try:
-            for body in self._decoder.feed(self._chunk[:size]):
-                self._answers.append(self._complete(unpack_reply(body)))
         except ProtocolError as error:
             raise Unreachable(
                 self.path, "gone", f"the process there does not speak this protocol: {error}"
             ) from error
 
-    def _complete(self, reply: Reply) -> Answer:
-        if isinstance(reply, Error) and not reply.id:
-            self._last_words = reply  # id 0 is about the connection, which the daemon closes next
-        wanted = getattr(reply, "descriptors", 0)
-        if wanted > len(self._received):
-            raise exits.Quit(
-                exits.ExitCode.LOST, f"the daemon announced {wanted} descriptors and sent fewer"
-            )
-        return Answer(reply, [self._received.pop(0) for _ in range(wanted)])
-
     def _shake_hands(self) -> Welcome:
-        hello = Hello(id=0, versions=list(SUPPORTED), client=f"sfactl {os.getpid()}")
-        welcome, _ = self.answer(self.send(hello), Welcome)
+        number = self.next_id()
+        self._write(hello(f"sfactl {os.getpid()}", number))
+        welcome, _ = self.answer(number, Welcome)
         self._socket.settimeout(self._patience)
         return welcome
-
-
-_DESCRIPTOR = calcsize("i")
-
-
-def _rights(descriptors: Sequence[int]) -> tuple[int, int, bytes]:
-    """Return descriptors as ancillary data (unix(7))."""
-    return socket.SOL_SOCKET, socket.SCM_RIGHTS, packed(f"{len(descriptors)}i", *descriptors)
-
-
-def _descriptors(ancillary: Sequence[tuple[int, int, bytes]]) -> Iterator[int]:
-    for level, kind, data in ancillary:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            whole = len(data) // _DESCRIPTOR
-            yield from unpacked(f"{whole}i", data[: whole * _DESCRIPTOR])
 
 
 def check(reply: Reply) -> None:

@@ -1,6 +1,5 @@
 """A node's actor. Ray starts it again wherever its node is; the daemon does not descend from it."""
 
-import array
 import os
 import queue
 import socket
@@ -11,19 +10,18 @@ from typing import Any
 
 import ray
 
-from ..protocol.framing import MAX_REPLY, SUPPORTED, FrameDecoder, ProtocolError
+from ..protocol.conversation import Answer, Conversation, hello
+from ..protocol.framing import ProtocolError
 from ..protocol.messages import (
     FLEET_VERSION,
     Done,
     FleetPush,
     FleetTold,
-    Hello,
     ServeFleet,
     Welcome,
     pack_message,
-    unpack_reply,
 )
-from ..protocol.requests.base import Reply, Request
+from ..protocol.requests.base import Request
 from . import NAMESPACE, actor_name
 from .placing import Places, all_nodes, drain, identity
 from .tunnels import Message, Tunnels
@@ -158,7 +156,7 @@ class Link:
         self._lock = threading.Lock()
         self._sock: socket.socket | None = None
         self._last = 1
-        self._received: list[int] = []
+        self._conversation = Conversation()
         self.connected = False
 
     def send(self, told: FleetTold) -> None:
@@ -189,8 +187,8 @@ class Link:
                     if self._sock is not None:
                         self._sock.close()
                         self._sock = None
-                while self._received:
-                    os.close(self._received.pop())
+                for descriptor in self._conversation.take_unclaimed():
+                    os.close(descriptor)
             time.sleep(AGAIN)
 
     def _connect(self) -> None:
@@ -202,35 +200,24 @@ class Link:
             raise
         with self._lock:
             self._sock, self._last = sock, 1
-            self._write(Hello(id=0, versions=list(SUPPORTED), client=f"fleet actor {os.getpid()}"))
+            sock.sendall(hello(f"fleet actor {os.getpid()}"))
             self._write(ServeFleet(id=1, node=self._node, version=FLEET_VERSION))
 
     def _read(self) -> None:
-        decoder = FrameDecoder(MAX_REPLY)
-        sock = self._sock
+        self._conversation, sock = Conversation(), self._sock
         assert sock is not None
         while True:
-            data, ancillary, _, _ = sock.recvmsg(
-                65536, socket.CMSG_SPACE(4 * 16), socket.MSG_CMSG_CLOEXEC
-            )
-            for level, kind, payload in ancillary:
-                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                    found = array.array("i")
-                    found.frombytes(payload[: len(payload) - len(payload) % found.itemsize])
-                    self._received.extend(found)
-            if not data:
-                raise ConnectionResetError
-            for body in decoder.feed(data):
-                self._take(unpack_reply(body))
+            for answer in self._conversation.read(sock):
+                self._take(answer)
 
-    def _take(self, reply: Reply) -> None:
-        match reply:
+    def _take(self, answer: Answer) -> None:
+        match reply := answer.reply:
             case Welcome():
                 pass
             case Done():
                 self.connected = True
             case FleetPush(what="way"):
-                self._way(reply, self._received.pop(0))
+                self._way(reply, *answer.descriptors)
             case FleetPush(what="end"):
                 self._displaced()
             case FleetPush():

@@ -1,7 +1,5 @@
 """What the gateway asks of the daemon about each call, and what it tells after it."""
 
-import socket
-from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
@@ -10,8 +8,9 @@ import trio
 
 from ..host.callers import Caller
 from ..protocol import messages as m
+from ..protocol.conversation import Conversation, hello, rights
 from ..protocol.egress import Destination, destination
-from ..protocol.framing import MAX_REPLY, SUPPORTED, FrameDecoder, ProtocolError
+from ..protocol.framing import ProtocolError
 from ..protocol.requests.gateway import (
     AdmitCall,
     CallDecision,
@@ -252,11 +251,8 @@ class DaemonLink:
 
     async def _converse(self, stream: trio.SocketStream) -> None:
         """Send requests and take replies, until the connection is lost."""
-        decoder = FrameDecoder(MAX_REPLY)
-        hello, settings = self._number(), self._number()
-        await stream.send_all(
-            m.pack_message(m.Hello(id=hello, versions=list(SUPPORTED), client="gateway"))
-        )
+        conversation, settings = Conversation(), self._number()
+        await stream.send_all(hello("gateway"))
         serve = m.ServeGateway(id=settings, descriptors=1, reservations=sorted(self._reservations))
         await _send_with(stream, m.pack_message(serve), self._listener)
         # first, because calls that wait are asked for again, and must not be made for want of this
@@ -282,10 +278,10 @@ class DaemonLink:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._send_all, stream, nursery.cancel_scope)
             try:
-                while data := await stream.receive_some(1 << 16):
-                    for body in decoder.feed(data):
-                        self._take(m.unpack_reply(body))
-            except (trio.BrokenResourceError, ProtocolError):
+                while True:
+                    for reply in await conversation.arrived(stream.receive_some):
+                        self._take(reply)
+            except (OSError, trio.BrokenResourceError, ProtocolError):
                 pass
             self.alone_since = trio.current_time()
             nursery.cancel_scope.cancel()
@@ -341,6 +337,5 @@ def _upstreams(told: Mapping[str, m.UpstreamInfo]) -> dict[str, Upstream]:
 
 async def _send_with(stream: trio.SocketStream, data: bytes, descriptor: int) -> None:
     """Send `data`, and the descriptor with its first byte."""
-    rights = socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [descriptor])
-    sent = await stream.socket.sendmsg([data], [rights])
+    sent = await stream.socket.sendmsg([data], [rights([descriptor])])
     await stream.send_all(data[sent:])

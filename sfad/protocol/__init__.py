@@ -15,6 +15,7 @@
 `errors`      how a request fails, and checks of fields that many requests have
 `framing`     4-byte big-endian length + msgpack, a pure decoder used by both sides, and the
               versions of the protocol
+`conversation` a client's end of a connection
 `sanitise`    an agent's bytes as text that a terminal and a model take for nothing but data
 `redaction`   what looks like a secret, hidden in texts
 `paths`       where the socket and the state are

@@ -32,13 +32,13 @@ from ...core.state.run import Run
 from ...host.log import Log
 from ...host.probe import current_boot
 from ...processes.own_processes import Restarts
+from ...protocol.conversation import Conversation, hello
 from ...protocol.errors import RequestError, bad_request, wrong_state
-from ...protocol.framing import MAX_REPLY, SUPPORTED, FrameDecoder, ProtocolError
+from ...protocol.framing import ProtocolError
 from ...protocol.messages import (
     Error,
     FleetPush,
     FleetTold,
-    Hello,
     Refused,
     RunReply,
     Spawn,
@@ -46,7 +46,6 @@ from ...protocol.messages import (
     Tended,
     Welcome,
     pack_message,
-    unpack_reply,
 )
 from ...protocol.requests.base import Reply, Request
 from ...protocol.types import ErrorCode, Reason, RunId, RunInfo, Ship, Status, Survivor, Wanted
@@ -466,8 +465,8 @@ class _Conversation:
     def __init__(self, sock: trio.socket.SocketType, node: str, own: str) -> None:
         self._socket = sock
         self._node = node
-        self._decoder = FrameDecoder(MAX_REPLY)
-        self._unsent = pack_message(Hello(id=0, versions=list(SUPPORTED), client=f"fleet {own}"))
+        self._conversation = Conversation()
+        self._unsent = hello(f"fleet {own}")
         self._last = 0
 
     async def ask(self, request: Request) -> Reply:
@@ -476,10 +475,14 @@ class _Conversation:
         data, self._unsent = self._unsent + pack_message(request), b""
         while data:
             data = data[await self._socket.send(data) :]
-        while piece := await self._socket.recv(65536):
-            for reply in map(unpack_reply, self._decoder.feed(piece)):
+        while True:
+            for reply in await self._conversation.arrived(self._receive):
                 if reply.id == request.id or isinstance(reply, Error):
                     return reply
+
+    async def _receive(self) -> bytes:
+        if piece := await self._socket.recv(65536):
+            return piece
         raise ConnectionResetError(f"node {self._node} does not answer")
 
 
@@ -545,15 +548,13 @@ class Neighbour:
         self._tends = 0
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._read, sock)
-            await self._send(
-                sock, [Hello(id=0, versions=list(SUPPORTED), client=f"fleet {self._fleet.node}")]
-            )
+            await self._send(sock, [hello(f"fleet {self._fleet.node}")])
             idle = 0
             while idle < IDLE:
                 self._changed = trio.Event()
                 runs = list(self._fleet.runs_on(self.node))
                 self._ship_files(runs, nursery)
-                await self._send(sock, self._messages(runs))
+                await self._send(sock, map(pack_message, self._messages(runs)))
                 with trio.move_on_after(self._interval):
                     await self._changed.wait()
                 idle = 0 if self._changed.is_set() or self._has_runs else idle + 1
@@ -565,10 +566,8 @@ class Neighbour:
         lease."""
         return self._fleet._config.lease / 4
 
-    async def _send(self, sock: trio.socket.SocketType, messages: Iterable[Request]) -> None:
-        data = bytearray()
-        for message in messages:
-            data += pack_message(message)
+    async def _send(self, sock: trio.socket.SocketType, frames: Iterable[bytes]) -> None:
+        data = bytearray().join(frames)
         with trio.fail_after(self._interval):
             while data:
                 del data[: await sock.send(data)]
@@ -699,13 +698,10 @@ class Neighbour:
         )
 
     async def _read(self, sock: trio.socket.SocketType) -> None:
-        decoder = FrameDecoder(MAX_REPLY)
+        conversation = Conversation()
         while True:
-            data = await self._received(sock)
-            if not data:
-                raise ConnectionResetError(f"node {self.node} closed the connection")
-            for body in decoder.feed(data):
-                self._heard(unpack_reply(body))
+            for reply in await conversation.arrived(partial(self._received, sock)):
+                self._heard(reply)
 
     async def _received(self, sock: trio.socket.SocketType) -> bytes:
         """Return what comes next. Raise `TooSlowError` where the node owes an answer for too

@@ -1,6 +1,5 @@
 """One client's connection: frames in, frames out, descriptors both ways; never blocks."""
 
-import array
 import os
 import socket
 from collections import deque
@@ -16,6 +15,7 @@ from ...core.state.access import Peer
 from ...durable.handover import Connected
 from ...host.descriptors import close_soon, of_another_user, without_linger
 from ...host.probe import UCRED
+from ...protocol.conversation import descriptors_in, rights
 from ...protocol.framing import HEADER, MAX_REQUEST, FrameDecoder
 from ...protocol.messages import (
     MAX_DESCRIPTORS,
@@ -239,17 +239,16 @@ class Connection:
         except OSError:
             self.ended = True
             return
+        if received := descriptors_in(ancillary):
+            self.received.extend(received)
+            self.may_hang |= self.peer.uid not in (0, os.geteuid()) and any(
+                map(of_another_user, received)
+            )
+            for descriptor in received:
+                # a child that starts now closes its copy at execve(2), perhaps as the last
+                without_linger(descriptor)
         for level, kind, payload in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                received = _descriptors(payload)
-                self.received.extend(received)
-                self.may_hang |= self.peer.uid not in (0, os.geteuid()) and any(
-                    map(of_another_user, received)
-                )
-                for descriptor in received:
-                    # a child that starts now closes its copy at execve(2), perhaps as the last
-                    without_linger(descriptor)
-            elif level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
                 # pid 0: the sender is in an outer pid namespace; it is in no run
                 sender, self.sender_uid, _gid = UCRED.unpack(payload)
                 self.sender = sender or self.maker
@@ -333,13 +332,10 @@ class Connection:
         return sent
 
     def _send_some(self, data: bytearray, descriptors: Sequence[int]) -> int:
-        rights = (
-            [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
-            if descriptors
-            else []
-        )
         try:
-            return self.sock.sendmsg([data], rights) if rights else self.sock.send(data)
+            if not descriptors:
+                return self.sock.send(data)
+            return self.sock.sendmsg([data], [rights(descriptors)])
         except BlockingIOError:
             return 0
         except OSError:
@@ -376,9 +372,3 @@ def _as_of(pending: Pending, now: float) -> Wait | Watch | WatchRuns | Events:
 def _close(descriptors: MutableSequence[int]) -> None:
     while descriptors:
         os.close(descriptors.pop())
-
-
-def _descriptors(payload: bytes) -> list[int]:
-    fds = array.array("i")
-    fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
-    return list(fds)
