@@ -11,9 +11,9 @@ from typing import Protocol, TypeVar
 
 from msgspec.structs import replace
 
-from sfad import landing, worktrees
-from sfad.git import GitError
-from sfad.landing import How, Landed, NotLanded, Work
+from sfad.git import landing, worktrees
+from sfad.git.commands import GitError
+from sfad.git.landing import How, Landed, NotLanded, Work
 from sfad.protocol.requests.base import Reply, Request, RunReply
 from sfad.protocol.requests.listing import Info, List, RunList
 from sfad.protocol.requests.starting import Recall, Recalled

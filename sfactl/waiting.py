@@ -203,7 +203,7 @@ def unlanded(run: RunInfo) -> str | None:
 def left_for_git(run: RunInfo) -> str | None:
     """Return a warning if an ended isolated run could write to the `.git` of its directory, because
     the person's next git there executes what that names; `None` if there is none, or it is not this
-    user's. A run with a worktree has git files of its own (`sfad.private_git`)."""
+    user's. A run with a worktree has git files of its own (`sfad.git.private`)."""
     if (
         run.isolation is None
         or run.worktree is not None

@@ -41,13 +41,7 @@ Every package but `protocol` and `core` may use these:
 `agents`    a file for each agent program: what it prints, where its calls go, how it is started
 `shipping`  packs directories that are sent with runs, and brings changes back; also for `sfactl
             spawn --ship` and `fetch`
-`git`       how git is invoked
-`obeyed`    what git executes for a person's config and hooks
-`private_git` what git writes for an isolated run, and how that comes into the repository
-`worktree_record` the file beside a worktree
-`worktrees` how git looks at, makes, compares and removes worktrees; also for `sfactl diff` and
-            `prune`
-`landing`   how the work in a worktree comes home; only for `sfactl land`
+`git`       how git is invoked, worktrees are made and looked at, and work comes home
 """
 
 __version__ = "0.1.0"

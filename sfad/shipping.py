@@ -22,8 +22,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO, Self
 
-from .git import At, GitError, own, raw
-from .worktrees import around
+from .git.commands import At, GitError, own, raw
+from .git.worktrees import around
 
 MOST_FILES = 200_000
 """Files of one directory."""

@@ -175,7 +175,7 @@ def test_the_client_imports_only_the_protocol_of_the_daemon() -> None:
         )
         # git looks at a worktree in the same way for the daemon and for these
         looks += (
-            ["sfad.worktrees", "sfad.worktree_record", "sfad.git", "sfad.landing"]
+            ["sfad.git"]
             if path.stem
             in (
                 "diff",

@@ -1,8 +1,8 @@
 import os
 from typing import Annotated
 
-from sfad import worktrees
-from sfad.git import GitError
+from sfad.git import worktrees
+from sfad.git.commands import GitError
 from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.listing import Info
 

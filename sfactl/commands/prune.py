@@ -6,15 +6,15 @@ from datetime import datetime
 from shlex import quote
 from typing import Annotated
 
-from sfad import worktrees
-from sfad.git import GitError
-from sfad.landing import alone as alone_in
+from sfad.git import worktrees
+from sfad.git.commands import GitError
+from sfad.git.landing import alone as alone_in
+from sfad.git.record import Record
 from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.daemon import Prune, Pruned
 from sfad.protocol.requests.listing import Info
 from sfad.protocol.types import ErrorCode
 from sfad.protocol.units import counted
-from sfad.worktree_record import Record
 
 from .. import output
 from ..app import app

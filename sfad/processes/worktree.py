@@ -13,9 +13,9 @@ import os
 import signal
 from collections.abc import Sequence
 
-from .. import private_git, worktrees
-from ..git import GitError
-from ..worktree_record import Record
+from ..git import private, worktrees
+from ..git.commands import GitError
+from ..git.record import Record
 from .helper import ANSWER, NOT_EXECUTABLE, become, environment, fail, python_words, understood
 
 # ---- Before the run is admitted
@@ -114,7 +114,7 @@ def _wait(path: str, env: dict[str, str]) -> None:
     try:
         record = worktrees.read_record(path)
         if record is not None:
-            private_git.bring(record, env)
+            private.bring(record, env)
     except (GitError, OSError) as error:
         said = f"sfad: what the run has committed is not in the repository: {error}\n"
         os.write(2, said.encode(errors="surrogateescape"))

@@ -16,6 +16,7 @@ from ..core.state.budgets import to_usd
 from ..core.state.limits import ActiveLimit
 from ..core.state.run import Run
 from ..core.state.subscriptions import Window
+from ..git.worktrees import branch_of
 from ..host.clock import wall_clock
 from ..host.probe import user_name
 from ..processes.launcher import Footprint
@@ -39,7 +40,6 @@ from ..protocol.types import (
     Usage,
     WindowShare,
 )
-from ..worktrees import branch_of
 from .live import Live
 
 # ---- Alerts that are raised, as they are shown

@@ -208,11 +208,6 @@ def test_the_client_imports_nothing_of_the_daemon_but_the_protocol() -> None:
         "sfad.host.process_events",
         "sfad.shipping",
         "sfad.git",
-        "sfad.landing",
-        "sfad.obeyed",
-        "sfad.private_git",
-        "sfad.worktree_record",
-        "sfad.worktrees",
         *isolation,
     )
     packages = ["sfad.host", "sfad.processes", "sfad.processes.isolation"]

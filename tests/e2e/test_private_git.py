@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sfad import git as git_runs
-from sfad import private_git, worktrees
-from sfad.git import GitError
+from sfad.git import commands as git_runs
+from sfad.git import private, worktrees
+from sfad.git.commands import GitError
 from sfad.protocol import messages as m
 from sfad.protocol.types import Isolation, RunInfo, Status, Worktree
 from tests.conftest import Start
@@ -442,7 +442,7 @@ def test_git_waits_for_no_pipe_of_a_run(daemon: Daemon, repository: Attacked, sc
     assert record is not None
     with (
         pytest.raises(GitError, match=r"is not read: .* is a (pipe|link)"),
-        private_git.left(record, repository.env, uncommitted=True),
+        private.left(record, repository.env, uncommitted=True),
     ):
         pass
     assert "is not read" in repository.sfactl(daemon, "why", run.id)
@@ -458,11 +458,11 @@ def test_what_takes_too_long_to_read_is_tried_once(
     run = repository.attack(daemon, "echo two > file", Isolation())
     record = worktrees.read_record(run.worktree or "")
     assert record is not None
-    monkeypatch.setattr(private_git, "PATIENCE", 0.001)
+    monkeypatch.setattr(private, "PATIENCE", 0.001)
     for _ in range(2):
         with (
             pytest.raises(GitError, match="takes too long to read"),
-            private_git.left(record, repository.env, uncommitted=True),
+            private.left(record, repository.env, uncommitted=True),
         ):
             pass
         monkeypatch.undo()

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from sfad import worktrees
-from sfad.git import GitError
+from sfad.git import worktrees
+from sfad.git.commands import GitError
+from sfad.git.record import Record
 from sfad.protocol.types import Status
-from sfad.worktree_record import Record
 from tests.conftest import Start
 from tests.e2e.test_worktrees import Repository
 from tests.harness import Daemon

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from sfad import worktrees
 from sfad.core.state.run import run_id, run_number
-from sfad.git import LOCAL
+from sfad.git import worktrees
+from sfad.git.commands import LOCAL
 from sfad.protocol import messages as m
 from sfad.protocol.types import Isolation, RunInfo, Status, Worktree
 from tests.conftest import Start

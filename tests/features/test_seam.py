@@ -81,7 +81,7 @@ def test_the_exercise(copy: Copy) -> None:
     for folder in ("sfad", "tests"):
         (copy.tree / folder / "features/sundays/__init__.py").write_text('"""Days of rest."""\n')
     copy.list_also("sundays")
-    copy.pytest("tests/features/sundays", "tests/test_imports.py")
+    copy.pytest("tests/features/sundays")
     lines = sum(
         bool(line.strip())
         for name, text in blocks.items()
@@ -95,14 +95,16 @@ def test_the_exercise(copy: Copy) -> None:
 @pytest.mark.parametrize("feature", NAMES)
 def test_a_daemon_without_a_feature(copy: Copy, feature: str) -> None:
     copy.delete(feature)
-    copy.pytest("tests/test_imports.py", "tests/test_house.py", "tests/e2e/test_access.py")
+    copy.pytest("tests/e2e/test_access.py")
 
 
 @variant
 def test_the_heart_alone_passes_its_tests(copy: Copy) -> None:
     for feature in NAMES:
         copy.delete(feature)
-    copy.pytest("tests/core", "tests/loop", "tests/server", "tests/test_config.py")
+    copy.pytest(
+        "tests/core", "tests/loop", "tests/server", "tests/test_config.py", "tests/test_imports.py"
+    )
 
 
 def test_what_no_config_asks_for_is_not_loaded() -> None:

@@ -11,7 +11,7 @@ import msgspec
 import trio
 from msgspec import Struct
 
-from ...git import LOCAL
+from ...git.commands import LOCAL
 from ...host.tasks import in_thread
 from ...processes.contained_commands import ContainedCommand, ContainedCommands
 from ...processes.credentials import Credentials

@@ -18,7 +18,9 @@ from ...agents.command import Command
 from ...agents.registered import Registered
 from ...core.state.naming import derive_name
 from ...core.state.policy import Invalid
-from ...git import LOCAL
+from ...git.commands import LOCAL
+from ...git.record import Record
+from ...git.worktrees import branch_of, slug
 from ...processes.contained_commands import ContainedCommand, ContainedCommands
 from ...processes.credentials import Credentials
 from ...processes.helper import ANSWER
@@ -29,8 +31,6 @@ from ...protocol.types import Isolation, RunId, RunInfo, Worktree
 from ...runs.live import Live
 from ...start.prepared import Prepared
 from ...start.surroundings import Surroundings
-from ...worktree_record import Record
-from ...worktrees import branch_of, slug
 
 LOOK_SECONDS = 20.0
 """Seconds that git may take to look at a repository, which may be on a slow network."""

@@ -54,7 +54,7 @@ class Sandbox:
     shims: Sequence[bytes] = ()
     repository: bytes = b""
     """The repository, if `directory` is a worktree of it: what git writes is the run's own
-    (`sfad.private_git`)."""
+    (`sfad.git.private`)."""
     branches: bytes = b""
     """The directory of its branch below refs/heads."""
 

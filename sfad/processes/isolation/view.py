@@ -8,7 +8,7 @@ import pwd
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from ... import private_git
+from ...git import private
 from . import programs, visible
 from .visible import ForbiddenError, followed, topmost, within, within_any
 
@@ -294,7 +294,7 @@ class SandboxView:
     def _show_private(self, repository: str, *, looks: bool) -> None:
         """Show what git writes for a worktree in place of the repository's. `looks`: read-only."""
         worktree, branches = (self._settings.one(name) for name in ("worktree", "branches"))
-        for path, source, writes in private_git.shown(repository, worktree, branches):
+        for path, source, writes in private.shown(repository, worktree, branches):
             self._mounts[path] = "bind" if writes and not looks else "ro-bind"
             self._sources[path] = source
 

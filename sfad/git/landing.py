@@ -21,9 +21,9 @@ from dataclasses import dataclass, field, replace
 from shlex import quote
 from typing import Literal
 
-from . import obeyed, private_git
-from .git import SWITCHES, At, GitError, complaint, execute, git, own, raw, run
-from .worktree_record import Record
+from . import obeyed, private
+from .commands import SWITCHES, At, GitError, complaint, execute, git, own, raw, run
+from .record import Record
 from .worktrees import (
     Look,
     checked_branch,
@@ -279,7 +279,7 @@ def _tip(
     record = work.record
     if record is None or not os.path.isdir(record.path) or record.admin is None:
         return _tip_without_worktree(work, target)
-    private_git.bring(record, env)
+    private.bring(record, env)
     branch = checked_branch(record, env)
     with Look(record, env) as look:
         _check_finished(work, record, look)

@@ -31,11 +31,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from .git import PATIENCE, At, GitError, TooLong, complaint, git, own, raw, run
-from .host.probe import bubblewrap
-from .worktree_record import Record, content
+from ..host.probe import bubblewrap
+from .commands import PATIENCE, At, GitError, TooLong, complaint, git, own, raw, run
+from .record import Record, content
 
-_PACKAGES = str(Path(__file__).parents[1])
+_PACKAGES = str(Path(__file__).parents[2])
 _START = (
     "import sys; sys.path.append(sys.argv[1]); "
     "from sfad.processes.isolation.outside import main; main(sys.argv[2:])"

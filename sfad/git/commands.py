@@ -3,7 +3,7 @@
 Nothing goes through a shell, and git asks nothing. Variables that belong to another repository are
 left out. The config, the hooks and the attributes that git obeys are those of the directory where
 it is executed (`At`), so a caller names a directory that no isolated run could write:
-`private_git` makes one of what such a run has left.
+`private` makes one of what such a run has left.
 """
 
 from __future__ import annotations

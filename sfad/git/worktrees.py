@@ -7,7 +7,7 @@ and no path or name can be an option. Beside each worktree is its record (`workt
 
 Git gets a directory of its own for each look (`Look`), with copies of HEAD and index, so that
 nothing of the worktree changes. Where an isolated run has worked, git of the person looks at
-nothing: `private_git` reads what is there.
+nothing: `private` reads what is there.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Self
 
-from . import obeyed, private_git
-from .git import PATIENCE, SWITCHES, At, GitError, git, own, run
-from .worktree_record import FIELDS, INITIALISING, Ignoring, Record, content
+from . import obeyed, private
+from .commands import PATIENCE, SWITCHES, At, GitError, git, own, run
+from .record import FIELDS, INITIALISING, Ignoring, Record, content
 
 
 def branch_of(branch: str | None, name: str, run: str) -> str:
@@ -82,13 +82,13 @@ def _look_within(
     """Return what `look` does for a directory that an isolated run could write. Git looks at the
     repository alone, because the run has said there which repository it is, and with which
     config."""
-    private_git.bring(record, env)
+    private.bring(record, env)
     at = At("/", own(env), record.repository)
     prefix = os.path.relpath(os.path.realpath(cwd), record.path)
     return {
         "repository": record.repository,
         "prefix": "" if prefix == "." else f"{prefix}/",
-        "start": private_git.branch_commit(record.branch, at),
+        "start": private.branch_commit(record.branch, at),
         **_places(branch, again, env, at),
     }
 
@@ -187,7 +187,7 @@ def make(wanted: Record, origin: str, env: Mapping[str, str], *, found: bool) ->
     known = read_record(wanted.path)
     record = wanted if known is None else known
     if wanted.isolated:
-        private_git.check(record.repository)
+        private.check(record.repository)
     elif record.isolated:
         raise GitError(
             f"run {record.run} was isolated, and what it has left in {record.path} would be obeyed "
@@ -226,7 +226,7 @@ def make(wanted: Record, origin: str, env: Mapping[str, str], *, found: bool) ->
             )
         elif kept:
             _forward(record, kept, env, at)
-        begun = private_git.branch_commit(record.branch, at)
+        begun = private.branch_commit(record.branch, at)
         record.starts = {wanted.run: begun, **record.starts}
         record.save()
         if (again and wanted.isolated) or around(origin) is not None:
@@ -327,11 +327,11 @@ def _give_private(record: Record, env: Mapping[str, str], *, new: bool) -> None:
     """Make what git of an isolated run writes to, unless that of an earlier attempt is up to
     date."""
     if record.isolated and not new:
-        private_git.bring(record, env)
-    if new or not record.isolated or not private_git.is_current(record, env):
-        private_git.make(record)
+        private.bring(record, env)
+    if new or not record.isolated or not private.is_current(record, env):
+        private.make(record)
     record.isolated = True
-    record.brought = private_git.branch_commit(record.branch, At("/", env, record.repository))
+    record.brought = private.branch_commit(record.branch, At("/", env, record.repository))
 
 
 def _state(record: Record, env: Mapping[str, str]) -> str:
@@ -348,11 +348,11 @@ def _clear(record: Record) -> None:
     person has moved the worktree: a run may have written another path into `gitdir`, and then git
     does not remove the branch."""
     admin = f"{record.repository}/worktrees/{os.path.basename(record.path)}"
-    private_git.delete(record.path)
+    private.delete(record.path)
     elsewhere = content(f"{admin}/gitdir")
     if elsewhere is None or content(os.path.join(admin, elsewhere)) != f"gitdir: {admin}":
         shutil.rmtree(admin, ignore_errors=True)
-    private_git.remove(record)
+    private.remove(record)
 
 
 # ---- Looking at a worktree without changing anything of it, its index included
@@ -425,7 +425,7 @@ def diff(record: Record, run: str, env: Mapping[str, str], *, stat: bool, text: 
     start = record.starts.get(run, record.start)
     words = ["diff", _SUBMODULES, *(["--stat"] if stat else []), start]
     if record.isolated:
-        with private_git.left(record, env, uncommitted=True) as found:
+        with private.left(record, env, uncommitted=True) as found:
             found.based_on(start)
             return _shown([*words, found.tree, "--"], found.at, text=text)
     with Look(record, env) as look:
@@ -480,8 +480,9 @@ def _modules(record: Record) -> str:
 
 def git_files(record: Record) -> str:
     """Return the directory in which git of the run keeps HEAD and what it has begun."""
-    private = f"{private_git.directory(record.path)}/admin"
-    return private if record.isolated else record.admin or ""
+    if record.isolated:
+        return f"{private.directory(record.path)}/admin"
+    return record.admin or ""
 
 
 @dataclass
@@ -575,7 +576,7 @@ def has_commits(record: Record, env: Mapping[str, str]) -> bool:
     tips = []
     if record.isolated and record.admin is not None:
         with suppress(GitError):  # `changes` tells it
-            private_git.bring(record, env)
+            private.bring(record, env)
         tips.append(git("rev-parse", "HEAD", at=At("/", own(env), record.admin)))
     elif record.whole:
         with suppress(GitError), Look(record, env) as look:  # as above
@@ -622,9 +623,9 @@ class Snapshot:
 def snapshot(record: Record, env: Mapping[str, str]) -> Snapshot:
     """Return what is in a worktree now, without changing anything of it. Raise `GitError`."""
     if record.isolated:
-        private_git.bring(record, env)
+        private.bring(record, env)
         at = At("/", own(env), record.repository)
-        with private_git.left(record, env, uncommitted=True, into=at) as found:
+        with private.left(record, env, uncommitted=True, into=at) as found:
             return Snapshot(found.head, *found.without_repositories(at))
     with Look(record, env) as look:
         words, left_out = everything(look)

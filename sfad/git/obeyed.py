@@ -16,7 +16,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
-from .git import At, git
+from .commands import At, git
 
 _HOOKS = (
     "pre-commit", "prepare-commit-msg", "commit-msg", "post-commit", "pre-merge-commit",
