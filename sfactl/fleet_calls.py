@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from sfad.protocol import messages as m
-from sfad.protocol.requests.advice import Group, Summary
+from sfad.protocol.requests.summary import Group, Summary
 from sfad.protocol.types import ErrorCode, FleetPlace, RunInfo, Status, WindowShare
 
 from .connection import DaemonError, connect

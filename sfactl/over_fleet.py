@@ -11,7 +11,6 @@ from typing import Any
 from msgspec.structs import replace
 
 from sfad.protocol.encoding import to_json
-from sfad.protocol.requests.advice import Summarise, Summarised, Summary
 from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.listing import Info, List, RunList
 from sfad.protocol.requests.subscriptions import (
@@ -19,6 +18,7 @@ from sfad.protocol.requests.subscriptions import (
     SubscriptionInfo,
     SubscriptionList,
 )
+from sfad.protocol.requests.summary import Summarise, Summarised, Summary
 from sfad.protocol.types import Limit, RunInfo, Status
 
 from . import exits, fleet_run, output, table

@@ -13,7 +13,7 @@ import re
 import stat
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin
@@ -119,7 +119,6 @@ class LimitsConfig(Struct, frozen=True, kw_only=True):
     """Equal tool calls in a row."""
     pause_max: Annotated[float, Meta(ge=1, le=31 * 86400, extra=DURATION)] = 86400.0
     approval_timeout: Annotated[float, Meta(ge=1, le=31 * 86400, extra=DURATION)] = 600.0
-    adaptive: bool = False
 
 
 class StopConfig(Struct, frozen=True, kw_only=True):
@@ -400,20 +399,34 @@ class Configuration(Struct, frozen=True, kw_only=True):
     agents: dict[str, Agent] = {}
 
     def section(self, key: str, kind: type[T]) -> T:
-        """Return a section that a feature has declared."""
-        found = getattr(self, key)
-        assert isinstance(found, kind)
-        return found
+        """Return a section that a feature has declared, or its keys in one of the heart's."""
+        return msgspec.convert(getattr(self, key), kind, from_attributes=True)
 
 
 SECTIONS = tuple(section for feature in FEATURES.values() for section in feature.sections)
-Whole = msgspec.defstruct(
-    "Configuration",
-    [(section.key, section.kind, section.kind()) for section in SECTIONS],
-    bases=(Configuration,),
-    frozen=True,
-    kw_only=True,
-)
+
+
+def _with(base: type[Struct], fields: Iterable[tuple[str, Any, Any]]) -> Any:
+    return msgspec.defstruct(base.__name__, fields, bases=(base,), frozen=True, kw_only=True)
+
+
+def _sections() -> Iterator[tuple[str, Any, Any]]:
+    """Yield the fields of `Whole` that features declare. A section of the heart keeps its place and
+    its own keys."""
+    hearts = {field.name: field.type for field in msgspec.structs.fields(Configuration)}
+    for key, kind, _ in SECTIONS:
+        if key not in hearts:
+            yield key, kind, kind()
+            continue
+        own = [
+            (field.name, field.type, getattr(kind(), field.name))
+            for field in msgspec.structs.fields(kind)
+        ]
+        hearts[key] = both = _with(hearts[key], own)
+        yield key, both, both()
+
+
+Whole = _with(Configuration, _sections())
 """With the sections of the features."""
 
 

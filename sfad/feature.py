@@ -15,7 +15,7 @@ from .protocol.requests.base import Request
 
 
 class Section(NamedTuple):
-    """A section of the config: `[key]`."""
+    """A section of the config: `[key]`. If the heart has it, the feature adds keys to it."""
 
     key: str
     kind: Any

@@ -143,7 +143,6 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
             "[limits]\npause_max = 'off'",
             "limits.pause_max = 'off': allowed is a duration of 1s to 31d",
         ),
-        ("[limits]\nadaptive = 'yes'", "limits.adaptive = 'yes': allowed is true or false"),
         (
             "[defaults]\nturns = 101",
             "defaults.turns = 101: allowed is at most limits.max_turns, which is 100 (built-in)",

@@ -1,8 +1,8 @@
 from collections.abc import Iterable
 from typing import Annotated
 
+from sfad.features.advice.messages import Advice, Recommend, Recommended
 from sfad.protocol.limits import format_amount, format_limit
-from sfad.protocol.requests.advice import Advice, Recommend, Recommended
 from sfad.protocol.types import LimitKind
 from sfad.protocol.units import counted
 

@@ -7,7 +7,8 @@ from typing import Annotated
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sfad.protocol.requests.advice import (
+from sfad.protocol.requests.listing import List, RunList
+from sfad.protocol.requests.summary import (
     GROUPED_BY,
     By,
     ContinuedLine,
@@ -18,7 +19,6 @@ from sfad.protocol.requests.advice import (
     Summarised,
     Summary,
 )
-from sfad.protocol.requests.listing import List, RunList
 from sfad.protocol.types import ErrorCode, Status
 from sfad.protocol.units import counted
 

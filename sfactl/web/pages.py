@@ -18,7 +18,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from sfad.protocol import messages as m
-from sfad.protocol.requests.advice import GROUPED_BY, Group
+from sfad.protocol.requests.summary import GROUPED_BY, Group
 from sfad.protocol.types import SEVERITIES, ErrorCode, Event, RunId, Severity, Status
 from sfad.protocol.units import parse_duration
 

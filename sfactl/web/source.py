@@ -12,7 +12,7 @@ import trio
 from msgspec.structs import replace
 
 from sfad.protocol import messages as m
-from sfad.protocol.requests.advice import Summary
+from sfad.protocol.requests.summary import Summary
 from sfad.protocol.types import RunId, RunInfo, Status
 
 from ..connection import Client, call, connect

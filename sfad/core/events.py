@@ -28,7 +28,7 @@ from ..protocol.types import (
 from .state.access import Peer
 from .state.account import NOTHING, OpenReservation, Silence, Use
 from .state.budgets import Budget
-from .state.policy import Policy
+from .state.policy import Learnt, Policy
 from .state.request import Asked
 from .state.run import Token
 from .state.tree import Remembered, StopTicket
@@ -405,12 +405,11 @@ class EgressRefused(OfRun, frozen=True):
     why: str
 
 
-class AdviceLearned(At, frozen=True):
-    """What the ledger taught about the limits of a user's type or name (`limits.advice_key`), for
-    `limits.adaptive`."""
+class LimitsLearnt(At, frozen=True):
+    """A feature has learnt about limits, which replaces what it had learnt before."""
 
-    key: str
-    thresholds: Mapping[LimitKind, float]
+    feature: str
+    learnt: Learnt
 
 
 class BudgetsKnown(At, frozen=True):
@@ -579,7 +578,7 @@ OfDaemon = (
     | BudgetsKnown
     | AllowancesAsked
     | AllowancesKnown
-    | AdviceLearned
+    | LimitsLearnt
     | AlertsDue
     | Reconfigured
     | DrainRequested

@@ -36,10 +36,6 @@ from .state.policy import Policy
 from .state.run import Run
 from .state.vocabulary import Timer
 
-MAX_ADVICE = 1000
-"""Types and names that something was learned about. An agent can invent any number of names; what
-is forgotten is learned again."""
-
 _FOLLOWED_UP = (e.Reconfigured, e.RunsAdopted, e.DrainRequested)
 """They may make room for waiting trees, or leave no live run, though no run ends."""
 
@@ -274,8 +270,8 @@ class Machine:
                 self._budget_enforcement.allowances_known(event)
                 for postponed in self._spending.take_postponed():
                     self._route(replace(postponed, at=event.at))
-            case e.AdviceLearned():
-                self._advice_learned(event)
+            case e.LimitsLearnt():
+                self._limits_learnt(event)
             case e.Reconfigured():
                 self._reconfigured(event)
             case e.DrainRequested():
@@ -400,8 +396,6 @@ class Machine:
         self._admission.reconfigure()
         self._subscriptions.look(event.at)
 
-    def _advice_learned(self, event: e.AdviceLearned) -> None:
-        known = self.policy.advice if len(self.policy.advice) < MAX_ADVICE else {}
-        self._ctx.reconfigure(
-            dataclass_replace(self.policy, advice={**known, event.key: event.thresholds})
-        )
+    def _limits_learnt(self, event: e.LimitsLearnt) -> None:
+        learnt = {**self.policy.learnt, event.feature: event.learnt}
+        self._ctx.reconfigure(dataclass_replace(self.policy, learnt=learnt))

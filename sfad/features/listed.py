@@ -5,6 +5,7 @@ from importlib import import_module
 from ..feature import Feature
 
 NAMES = (
+    "advice",  # limits suggested from past runs
     "metrics",  # figures of the daemon for Prometheus
     "otel",  # spans of runs and calls for OpenTelemetry
 )

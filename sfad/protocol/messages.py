@@ -13,7 +13,6 @@ can read a newer daemon.
 from .encoding import pack as pack
 from .encoding import reader
 from .encoding import tag as tag
-from .requests.advice import *
 from .requests.base import *
 from .requests.base import Request
 from .requests.daemon import *
@@ -27,6 +26,7 @@ from .requests.shipping import *
 from .requests.starting import *
 from .requests.steering import *
 from .requests.subscriptions import *
+from .requests.summary import *
 from .requests.use import *
 
 unpack_request = reader(Request)

@@ -1,5 +1,4 @@
-"""Texts for limits and usage: `info`, `why`, `list`, `tree`, `recommend`, and the lines of a
-foreground run."""
+"""Texts for limits and usage: `info`, `why`, `list`, `tree`, and the lines of a foreground run."""
 
 from __future__ import annotations
 
@@ -11,10 +10,9 @@ import pytest
 from msgspec import structs
 
 from sfactl import limits, output, spawn_options
-from sfactl.commands import info, recommend, tree, why
+from sfactl.commands import info, tree, why
 from sfactl.commands import list as list_
-from sfad.protocol.messages import Recommended, Spawn
-from sfad.protocol.requests.advice import Advice
+from sfad.protocol.messages import Spawn
 from sfad.protocol.types import Action, Event, Limit, LimitKind, LimitState, RunInfo, Status, Usage
 
 from .samples import NOON, hold, reason, run, state
@@ -262,7 +260,7 @@ def test_why_a_limit(status: Status, changes: dict[str, Any], says: str) -> None
     assert says in why.sentence(run(status, **changes), NOON + timedelta(seconds=30))
 
 
-# ---- list, tree, recommend
+# ---- list, tree
 
 
 def test_a_tree_shows_what_is_known() -> None:
@@ -270,47 +268,6 @@ def test_a_tree_shows_what_is_known() -> None:
         run(usage=Usage(turns=3, tokens=120, cost_usd=0.002))
     )
     assert "USD" not in tree.describe(run())
-
-
-def advice(kind: LimitKind, **changes: Any) -> Advice:
-    fields: dict[str, Any] = {
-        "p95": None,
-        "suggested": None,
-        "limit": None,
-        "runs": 0,
-        "ended": 0,
-        "failed_share": None,
-    }
-    return Advice(kind=kind, least=1, most=None, **(fields | changes))
-
-
-def test_advice_is_a_table() -> None:
-    found = Recommended(
-        id=1,
-        runs=20,
-        advice=[
-            advice(COST, p95=0.31, suggested=0.4, runs=20, ended=25, failed_share=0.08),
-            advice(LimitKind.TOKENS, note="too few"),
-        ],
-        in_force=[
-            Limit(kind=COST, threshold=1, action=Action.TERMINATE),
-            Limit(kind=LimitKind.TIME, threshold=120, source="type qa"),
-        ],
-    )
-    assert list(recommend.rows(found)) == [
-        ("time", "2m", "type qa", "-", "-", "-", "-"),
-        ("tokens", "none", "-", "-", "-", "-", "0"),
-        ("cost", "1.00 USD → terminate", "default", "0.31 USD", "0.40 USD", "8 %", "20"),
-    ]
-    assert recommend.verdict(found) == "learnt from 20 successful runs\ntokens: too few"
-
-
-def test_too_few_runs_are_said_to_be_too_few() -> None:
-    found = Recommended(id=1, runs=1, advice=[advice(COST, runs=1, ended=1)], in_force=[])
-    assert (
-        recommend.verdict(found)
-        == "1 successful run in the ledger: too few to recommend anything; keep the limits in force"
-    )
 
 
 # ---- at a run's start and in the foreground

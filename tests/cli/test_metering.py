@@ -117,7 +117,6 @@ def test_what_is_metered_and_reported_is_shown_with_its_source(daemon: World) ->
         (("report", "--cost", "free"), "--cost: 'free'"),
         (("reserve", "--model", "m", "--input-tokens", "1"), "--max-output-tokens is missing"),
         (("settle", "a1-1", "--input-tokens", "1"), "--output-tokens is missing"),
-        (("recommend", "--type", "qa", "--name", "n"), "exclude each other"),
         (("config", "skema"), "'skema'"),
     ],
 )
@@ -257,15 +256,6 @@ def test_the_person_at_a_run_is_told_how_to_approve(start: Start, daemon: World)
     ]
     daemon.sfactl("approve", "a1")
     assert process.wait(PATIENCE) == 0
-
-
-def test_advice(daemon: World) -> None:
-    daemon.sfactl("run", "-q", "--type", "qa", "--", "true")
-    done = daemon.sfactl("recommend", "--type", "qa").stdout
-    assert done.startswith("KIND")
-    assert "too few" in done
-    assert "type qa" in done
-    assert {"runs", "advice", "in_force"} == set(daemon.json("recommend"))
 
 
 def test_the_schema_is_the_one_in_the_documentation(world: World) -> None:

@@ -21,6 +21,7 @@ import pytest
 
 from sfactl import connection, sessions
 from sfactl.connection import Client, ConnectionLost
+from sfad.features.advice.messages import Recommend, Recommended
 from sfad.protocol import messages as m
 from sfad.protocol.paths import connect_path
 from sfad.protocol.types import Event, Refusal, Rule, RunInfo, Status
@@ -88,8 +89,8 @@ class Life:
                 return daemon(id=number)
             case m.Config():
                 return m.ConfigReply(id=number, settings=[])
-            case m.Recommend():
-                return m.Recommended(id=number, runs=0, advice=[], in_force=[])
+            case Recommend():
+                return Recommended(id=number, runs=0, advice=[], in_force=[])
             case m.Result():
                 return m.ResultText(id=number, run="a1", text="text\n", truncated=False)
             case m.Reserve():

@@ -10,7 +10,7 @@ import pytest
 
 from sfactl.commands import summary
 from sfad.core.state.run import run_id
-from sfad.protocol.requests.advice import Breach, Failed, Summary
+from sfad.protocol.requests.summary import Breach, Failed, Summary
 from tests.harness import wait_until
 
 from .conftest import World

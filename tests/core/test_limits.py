@@ -12,7 +12,7 @@ from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.state.budgets import to_core
 from sfad.core.state.limits import ActiveLimit, crossings
-from sfad.core.state.policy import DEFAULT_LIMITS, Policy
+from sfad.core.state.policy import DEFAULT_LIMITS, Learnt, Policy
 from sfad.protocol.kinds import KINDS, METERED_KINDS
 from sfad.protocol.known import PROFILES
 from sfad.protocol.limits import format_amount
@@ -236,12 +236,20 @@ def test_an_unknown_type_is_a_label() -> None:
     assert shown(t, t.start("a", run_type="poet")) == shown(t, t.start("b"))
 
 
-def test_asked_before_advice_before_profile_before_config() -> None:
+def of_feature(**thresholds: float) -> list[Limit]:
+    """Return limits as a feature has learnt them."""
+    return [
+        Limit(kind=LimitKind(kind), threshold=threshold, source="a feature")
+        for kind, threshold in thresholds.items()
+    ]
+
+
+def test_asked_before_learnt_before_profile_before_config() -> None:
     """In each of the sixteen combinations of sources of a limit of turns, the first of the list
     wins."""
     said = {
         "asked": (40, "--limit"),
-        "advice": (41, "limits.adaptive"),
+        "learnt": (41, "a feature"),
         "type": (50, "type architect"),
         "config": (43, "config"),
     }
@@ -252,15 +260,10 @@ def test_asked_before_advice_before_profile_before_config() -> None:
             if speak["config"]
             else {}
         )
-        advice = (
-            {
-                "uid 1000 type architect": {LimitKind.TURNS: 41.0},
-                "uid 1000 name a": {LimitKind.TURNS: 41.0},
-            }
-            if speak["advice"]
-            else {}
+        learnt: dict[str, Learnt] = (
+            {"a": lambda _uid, _type, _name: of_feature(turns=41)} if speak["learnt"] else {}
         )
-        t = Transcript(defaults=defaults, advice=advice)
+        t = Transcript(defaults=defaults, learnt=learnt)
         a = t.start(
             "a",
             run_type="architect" if speak["type"] else None,
@@ -268,8 +271,8 @@ def test_asked_before_advice_before_profile_before_config() -> None:
         )
         held = t.run(a).limits.get(LimitKind.TURNS)
         loudest = next((who for who in said if speak[who]), None)
-        if loudest == "advice" and not speak["type"] and not speak["config"]:
-            loudest = None  # advice changes a number, it does not bound what nothing bounds
+        if loudest == "learnt" and not speak["type"] and not speak["config"]:
+            loudest = None  # it changes a number, it does not bound what nothing bounds
         if loudest is None:
             assert held is None
         else:
@@ -277,28 +280,32 @@ def test_asked_before_advice_before_profile_before_config() -> None:
             assert (held.limit.threshold, held.limit.source) == said[loudest], speak
 
 
-def test_advice_is_of_the_type_else_of_the_name_and_keeps_the_action() -> None:
-    advice = {
-        "uid 1000 type qa": {LimitKind.TURNS: 12.0},
-        "uid 1000 name a": {LimitKind.TURNS: 13.0, LimitKind.TOKENS: 9.0},
-    }
-    t = Transcript(advice=advice)
-    assert shown(t, t.start("a"), "turns", "tokens") == "turns=13:terminate"
-    assert shown(t, t.start("a", run_type="qa"), "turns") == "turns=12:terminate"
-    assert shown(t, t.start("b"), "turns") == "turns=25:terminate"
-    t = Transcript(
-        advice={"uid 1000 type architect": {LimitKind.COST: 7.0, LimitKind.TIME: 3601.0}}
-    )
-    # more than limits.max_time is no advice
+def test_what_a_feature_has_learnt_keeps_the_action_and_the_range() -> None:
+    t = Transcript(learnt={"a": lambda _uid, _type, _name: of_feature(cost=7, time=3601, tokens=9)})
+    # more than limits.max_time is not allowed, and no one bounds tokens
     assert (
-        shown(t, t.start("a", run_type="architect"), "time", "cost") == "time=1800:warn cost=7:warn"
+        shown(t, t.start("a", run_type="architect"), "time", "cost", "tokens")
+        == "time=1800:warn cost=7:warn"
     )
 
 
-def test_advice_that_was_learned_holds_for_the_next_run() -> None:
+def test_a_feature_learns_until_the_config_is_read_again() -> None:
     t = Transcript()
-    t >> e.AdviceLearned(t.at, "uid 1000 name a", {LimitKind.TURNS: 31.0})
-    assert shown(t, t.start("a"), "turns") == "turns=31:terminate"
+
+    def learnt(uid: int, run_type: str | None, name: str | None) -> list[Limit]:
+        return of_feature(turns=31) if (uid, run_type, name) == (1000, "qa", "a") else []
+
+    t >> e.LimitsLearnt(t.at, "a", lambda _uid, _type, _name: of_feature(turns=30, cost=0.5))
+    t >> e.LimitsLearnt(t.at, "a", learnt)
+    t >> e.LimitsLearnt(t.at, "b", lambda _uid, _type, _name: of_feature(time=60))
+    assert shown(t, t.start("a", run_type="qa"), "time", "turns", "cost") == (
+        "time=60:terminate turns=31:terminate cost=0.5:terminate"
+    )
+    assert shown(t, t.start("b", run_type="qa"), "time", "turns") == (
+        "time=60:terminate turns=10:terminate"
+    )
+    t >> e.Reconfigured(t.at, Policy())
+    assert shown(t, t.start("a", run_type="qa"), "turns") == "turns=10:terminate"
 
 
 WORDS = [None, *Action]

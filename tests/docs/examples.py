@@ -9,8 +9,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+from sfad.features.advice.messages import Advice, Recommend, Recommended
 from sfad.protocol import messages as m
-from sfad.protocol.requests.advice import Advice
 from sfad.protocol.types import (
     Action,
     Claim,
@@ -184,8 +184,8 @@ CONVERSATION: dict[str, m.Request | m.Reply] = {
         id=18, argv=[b"sleep", b"600"], cwd=b"/", env=[PATH], name="sleeper", key="6f0d1c3b9a7e4258"
     ),
     "wait and tie": m.Wait(id=19, run="a1", tie=True),
-    "recommend": m.Recommend(id=17, run_type="developer"),
-    "recommended": m.Recommended(id=17, runs=40, advice=[TAUGHT], in_force=IN_FORCE),
+    "recommend": Recommend(id=17, run_type="developer"),
+    "recommended": Recommended(id=17, runs=40, advice=[TAUGHT], in_force=IN_FORCE),
 }
 
 SHOWN = ("hello", "welcome", "spawn with a descriptor", "event", "error")

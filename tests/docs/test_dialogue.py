@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
+from sfad.features.advice.messages import Recommended
 from sfad.protocol import messages as m
 from sfad.protocol.framing import MAX_REPLY, FrameDecoder
 from sfad.protocol.limits import format_amount
@@ -136,7 +137,7 @@ def test_limits_and_money(raw: RawClient) -> None:
     )
     raw.say("recommend")
     advised = raw.hear()
-    assert isinstance(advised, m.Recommended)
+    assert isinstance(advised, Recommended)
     assert [one.source for one in advised.in_force[:2]] == ["type developer"] * 2
     _too_much(raw)
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from sfad.features.advice.messages import Recommend
 from sfad.host.descriptors import LEAST
 from sfad.protocol import messages as m
 from sfad.protocol.types import Status
@@ -343,7 +344,7 @@ def test_a_daemon_survives_a_shortage_of_threads(tmp_path: Path, what: str) -> N
             run = started(client, [sys.executable, "-c", talk], limits=[limit("output", 1 << 20)])
             with no_more_threads(daemon):
                 if what == "recommend":
-                    client.send(m.Recommend(id=client.next_id()))
+                    client.send(Recommend(id=client.next_id()))
                 time.sleep(1.5)
                 assert daemon.process.poll() is None, daemon.log.read_text()[-1000:]
             path = daemon.state_dir / "output" / f"{run.id}.out"

@@ -1,10 +1,9 @@
-"""Money: prices, reservations, budgets of users and teams, and what the ledger advises."""
+"""Money: prices, reservations, budgets of users and teams."""
 
 from __future__ import annotations
 
 import getpass
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 from sfad.protocol import messages as m
 from sfad.protocol.types import ErrorCode, Status
 from tests.conftest import Start
-from tests.harness import Daemon, agent, ended, running, started, stopped, wait_until
+from tests.harness import Daemon, agent, ended, running, started, stopped
 
 from .agents import MODEL, info, limit, reserve, sleeper, state, until_over
 
@@ -262,42 +261,3 @@ def test_a_user_with_an_exhausted_budget_is_told_when_it_renews(tmp_path: Path) 
         refusal = json.loads(done.stdout)["refused"]
         assert refusal["kind"] == "budget"
         assert f"user {user} has used 0.50 of 0.50 USD" in refusal["detail"]
-
-
-def test_the_ledger_advises_and_adaptive_limits_follow(start: Start) -> None:
-    daemon = start(config="[limits]\nadaptive = true\n[quotas]\nspawns_per_hour = 10000")
-    quick = [
-        sys.executable,
-        "-c",
-        (
-            'print(\'{"type": "usage", "turns": 4, "messages": 1, "input_tokens": 9, '
-            '"output_tokens": '
-            "1}')"
-        ),
-    ]
-    with daemon.client() as client:
-        for run in [started(client, quick, meter="jsonl", run_type="qa").id for _ in range(25)]:
-            assert ended(client, run).status is Status.COMPLETED
-        found = daemon.sfactl("recommend", "--type", "qa", "--json")
-        assert found.returncode == 0, found.stderr
-        advised = {each["kind"]: each for each in json.loads(found.stdout)["advice"]}
-        assert (
-            advised["turns"]["p95"],
-            advised["turns"]["suggested"],
-            advised["turns"]["runs"],
-        ) == (4, 5, 25)
-
-        def adapted() -> bool:
-            run = started(client, quick, meter="jsonl", run_type="qa")
-            shown = {
-                each.kind.value: (each.threshold, each.source)
-                for each in ended(client, run.id).limits
-            }
-            return shown["turns"] == (5, "limits.adaptive")
-
-        wait_until(adapted, "a run with the limit that was learnt")
-        asked = started(client, quick, meter="jsonl", run_type="qa", limits=[limit("turns", 30)])
-        assert {each.source for each in asked.limits if each.kind.value == "turns"} == {
-            "--limit turns"
-        }
-        ended(client, asked.id)

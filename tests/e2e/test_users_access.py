@@ -11,6 +11,7 @@ import pytest
 
 from sfactl.connection import Client
 from sfad.core.state.access import TABLE
+from sfad.features.advice.messages import Recommend, Recommended
 from sfad.features.metrics.messages import Metrics, MetricsText
 from sfad.protocol import messages as m
 from sfad.protocol.types import Action, ErrorCode, Limit, LimitKind
@@ -220,7 +221,7 @@ def test_lists_names_and_counts_are_a_users_own(daemon: Daemon) -> None:
             m.Events(id=0, rows=1000),
             m.Summarise(id=0, since=0.0, name="worker"),
             m.Select(id=0, verb="stop", everything=True),
-            m.Recommend(id=0, name="worker"),
+            Recommend(id=0, name="worker"),
         ]
         listed, info, status, events, summary, selected, advice = asked_as(
             daemon.socket, unsorted, uid=uid
@@ -250,7 +251,7 @@ def test_lists_names_and_counts_are_a_users_own(daemon: Daemon) -> None:
         assert summary.summary.runs == 2
         assert isinstance(selected, m.Selected)
         assert selected.runs == [live]
-        assert isinstance(advice, m.Recommended)
+        assert isinstance(advice, Recommended)
         assert {one.ended for one in advice.advice} == {1}
     (listed,) = asked_as(daemon.socket, [m.List(id=0, rows=1000, labels={"team": "x"})], **SUPER[1])
     assert isinstance(listed, m.RunList)

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from sfactl.connection import Client
+from sfad.features.advice.messages import Recommend
 from sfad.protocol import messages as m
 from sfad.protocol.types import After, Claim, RunInfo
 from tests.harness import Daemon, spawn, wait_until
@@ -192,7 +193,7 @@ def test_a_user_who_asks_for_much_keeps_no_other_waiting(
     kinds: dict[str, tuple[type[m.Request], dict[str, Any]]] = {
         "events": (m.Events, {"rows": 1000}),
         "summary": (m.Summarise, {"since": 0.0}),
-        "recommend": (m.Recommend, {}),
+        "recommend": (Recommend, {}),
         "prune": (m.Prune, {"keep": 1000}),
     }
     kind, fields = kinds[what]

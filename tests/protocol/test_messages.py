@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sfad.features.advice.messages import Advice, Recommend, Recommended
 from sfad.protocol import messages as m
 from sfad.protocol.encoding import request_id, to_json
 from sfad.protocol.framing import HEADER, BadMessage, FrameDecoder
-from sfad.protocol.requests.advice import Advice, Breach, Costly, Failed, Group, Summary
+from sfad.protocol.requests.summary import Breach, Costly, Failed, Group, Summary
 from sfad.protocol.types import (
     Action,
     After,
@@ -89,7 +90,7 @@ REQUESTS: list[m.Request] = [
     m.Select(id=24, verb="pause", runs=["a1", "reviewer"], labels={"k": "v", "l": ["w", "x"]}),
     m.Prune(id=25, older_than=60.5, keep=3, dry_run=True),
     m.Settle(id=20, reservation="a1-1", input_tokens=2, output_tokens=3, cached_tokens=1),
-    m.Recommend(id=21, run_type="qa"), m.FindCaller(id=27, uid=0, cgroup=2**63),
+    Recommend(id=21, run_type="qa"), m.FindCaller(id=27, uid=0, cgroup=2**63),
     m.AdmitCall(id=28, run="a1", model="m", input_tokens=2, max_output=3, fixed=True, choices=2,
                 caches=True),
     m.EndCall(id=29, run="a1", reservation="a1-1", model="m", tokens=Tokens(input=2, output=3),
@@ -135,7 +136,7 @@ REPLIES: list[m.Reply] = [
     m.Reserved(id=13, run="a1",
                refused=LimitRefusal(scope="tree", whose="a1", limit_kind=LimitKind.COST,
                                     threshold=1, used=0.9, asked=0.2, message="m")),
-    m.Recommended(id=14, runs=20,
+    Recommended(id=14, runs=20,
                   in_force=[Limit(kind=LimitKind.TURNS, threshold=25, action=Action.TERMINATE)],
                   advice=[Advice(kind=LimitKind.TURNS, p95=12, suggested=15, limit=25, runs=20,
                                  ended=21, failed_share=0.05, least=1, most=100)]),

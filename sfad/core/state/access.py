@@ -74,7 +74,6 @@ TABLE: Mapping[str, Access] = MappingProxyType({
     "put_files": Access(leaf=False, narrowed_by="spawn", scope="none"),
     "read_output": Access(narrowed_by="logs", said="'logs'"),
     "recall": Access(narrowed_by="info", said="'rerun' or 'continue'"),
-    "recommend": Access(inside=False, narrowed_by=None, scope="many"),
     "reload": Access("admin", inside=False, narrowed_by=None, scope="none"),
     "report": _ONE,
     "reserve": _ONE,

@@ -18,7 +18,7 @@ from .policy import Invalid, Policy
 from .request import Asked
 
 PROFILED = tuple(kind for kind in LimitKind if kind.value in Profile.__struct_fields__)
-"""Kinds that a profile sets, and `limits.adaptive` adapts."""
+"""Kinds that a profile sets."""
 
 NEED_COUNTING = (
     LimitKind.COST,
@@ -160,7 +160,7 @@ class Crossing(Struct, frozen=True):
 
 
 def limits_of(asked: Asked, above: Parent | None, policy: Policy, uid: int) -> Limits:
-    """Return the limits of a new run: what was asked for, else learned, else the profile's, else
+    """Return the limits of a new run: what was asked for, else learnt, else the profile's, else
     the default; never more than the parent has. `uid`: whose run it is. Raise `Invalid`."""
     chosen = dict(policy.defaults)
     if above is not None:
@@ -169,8 +169,8 @@ def limits_of(asked: Asked, above: Parent | None, policy: Policy, uid: int) -> L
     if asked.sources.agent_program and policy.program_profile:
         chosen.setdefault(LimitKind.SILENCE, SILENT_AGENT)
     chosen |= _of_profile(asked, policy)
-    if policy.advice:
-        chosen |= _by_advice(asked, chosen, policy, uid)
+    if policy.learnt:
+        chosen |= _learnt(asked, chosen, policy, uid)
     # no person wants a run of an automatic shim: what bounds those above it is enough
     if asked.identity.by_automatic_shim:
         for kind in (LimitKind.TIME, LimitKind.COST):
@@ -240,26 +240,17 @@ def _bounded(kind: LimitKind, threshold: float, policy: Policy) -> float:
     return threshold if kind is LimitKind.TIME else min(threshold, most_of(kind, policy) or inf)
 
 
-def _by_advice(
+def _learnt(
     asked: Asked, chosen: Mapping[LimitKind, Limit], policy: Policy, uid: int
 ) -> dict[LimitKind, Limit]:
-    advice = policy.advice.get(advice_key(uid, asked.identity.run_type, asked.identity.name))
+    """Return what features have learnt. That changes thresholds within their ranges, and no action;
+    it bounds no kind that nothing bounds."""
     return {
-        kind: Limit(
-            kind=kind, threshold=threshold, action=chosen[kind].action, source="limits.adaptive"
-        )
-        for kind, threshold in (advice or {}).items()
-        if kind in chosen and threshold <= (most_of(kind, policy) or inf)
+        limit.kind: replace(limit, action=chosen[limit.kind].action)
+        for learnt in policy.learnt.values()
+        for limit in learnt(uid, asked.identity.run_type, asked.identity.name)
+        if limit.kind in chosen and limit.threshold <= (most_of(limit.kind, policy) or inf)
     }
-
-
-def advice_key(uid: int, run_type: str | None, name: str | None) -> str:
-    """Return the key of a run's learned thresholds in `Policy.advice`: by its user, and its type,
-    else its name.
-
-    What a user's runs use must not move the limits of another user, who may call other things by
-    the same name."""
-    return f"uid {uid} type {run_type}" if run_type is not None else f"uid {uid} name {name}"
 
 
 def _with_action(limit: Limit, asked: Asked, policy: Policy) -> Limit:

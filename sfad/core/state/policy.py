@@ -1,6 +1,6 @@
 """The configured numbers that the core decides by. The shell fills them in from the config."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, TypeVar
 
@@ -42,6 +42,11 @@ DEFAULT_LIMITS = {
 
 DURATION = {"unit": "duration"}
 """Marks a number of the config that may be written with a unit of time; see `config_values`."""
+
+
+Learnt = Callable[[int, str | None, str | None], Iterable[Limit]]
+"""What a feature has learnt about limits that a run does not ask for: returns those of a user's
+runs, by its uid, their type and their name. It is pure."""
 
 
 class Invalid(Exception):
@@ -130,9 +135,8 @@ class Policy:
     """In the order of `LimitKind`."""
     program_profile: bool = True
     """Whether a known agent program gets the profile `coding-agent` where its run names none."""
-    advice: Mapping[str, Mapping[LimitKind, float]] = field(default_factory=dict)
-    """Thresholds learned from the ledger, where `limits.adaptive` asks for them; see
-    `limits.advice_key`."""
+    learnt: Mapping[str, Learnt] = field(default_factory=dict)
+    """What features have learnt since the config was read, by their names."""
     max_time: float = 3600.0
     """The longest time of a run, whatever its limits' actions."""
     max_turns: int = 100

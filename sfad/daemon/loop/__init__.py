@@ -14,7 +14,6 @@ metering ───────────────────────�
 `core_loop`        feeds the machine with events, and applies its commands
 `launcher_events`  what launcher and timers tell; an end waits until it is known what its run has
                    used
-`adviser`          limits that past runs suggest
 `pending_requests` requests that wait for the core's answer
 `policy`           what the config says, in the core's terms
 `seam`             where features take part in a daemon

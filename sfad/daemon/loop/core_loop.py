@@ -21,7 +21,6 @@ from ...protocol.types import ErrorCode, RunId
 from ...runs.catalogue import RunCatalogue
 from ...runs.live import Live
 from ...usage.metering import Metering
-from .adviser import Adviser
 from .announcing import Announcer
 from .fleet import Fleet
 from .granted import GrantedRuns
@@ -31,6 +30,7 @@ from .launching import Launching
 from .pending_requests import PendingRequests
 from .resources import Resources
 from .saving import Saver
+from .seam import Parts
 
 _INTERNAL = frozenset(
     {c.Arm, c.Disarm, c.ArmAlerts, c.ArmSubscriptions, c.SaveAlerts, c.TellCall, c.MeterAgent}
@@ -87,7 +87,7 @@ class CoreLoop:
     catalogue: RunCatalogue
     requests: PendingRequests
     announcer: Announcer
-    adviser: Adviser
+    parts: Parts
     metering: Metering
     budgets: BudgetBooks
     subscriptions: SubscriptionBooks
@@ -221,7 +221,8 @@ class CoreLoop:
         if live.stdin is not None:
             self.background.start_soon(live.stdin.serve)
         pending.on_admit(run.id)
-        self.adviser.noticed(run.birth.uid, run.asked.identity.run_type, run.name)
+        for tell in self.parts.admitted:
+            tell(run)
         self.saver.admit(live, unsaved)
 
     def _refuse(self, run: Run) -> None:
@@ -230,7 +231,8 @@ class CoreLoop:
     def _retire(self, run: Run) -> None:
         if run.asked.placing is not None:
             self.fleet.ended(run.id)
-        self.adviser.noticed(run.birth.uid, run.asked.identity.run_type, run.name)
         if run.asked.session is not None:
             self.archive.ended(run.id)
         self.saver.retire(self.catalogue.live[run.id])
+        for tell in self.parts.ended:  # last: a bug of a feature must not keep the run
+            tell(run)

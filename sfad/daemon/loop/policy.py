@@ -1,8 +1,5 @@
 """The config in the core's terms."""
 
-from msgspec import Struct
-from msgspec.structs import asdict
-
 from ... import config as configuration
 from ...core.state.access import AccessRules
 from ...core.state.policy import Policy, SessionPolicy, SubscriptionPolicy
@@ -39,12 +36,19 @@ def policy_of(loaded: configuration.Loaded, *, everyone: bool) -> Policy:
             kind=kind, threshold=float(threshold), action=action, source=origin(f"defaults.{key}")
         )
 
-    # each key of these sections, but for `adaptive` and `agent_programs`, is a field of `Policy`
+    # each key of the heart in these sections, but for `agent_programs`, is a field of `Policy`
     # with the same name
-    numbers = (
-        asdict(config.guard) | asdict(config.limits) | asdict(config.stop) | asdict(config.quotas)
-    )
-    del numbers["adaptive"], numbers["agent_programs"]
+    numbers = {
+        name: getattr(section, name)
+        for section, kind in (
+            (config.guard, configuration.GuardConfig),
+            (config.limits, configuration.LimitsConfig),
+            (config.stop, configuration.StopConfig),
+            (config.quotas, configuration.QuotasConfig),
+        )
+        for name in kind.__struct_fields__
+    }
+    del numbers["agent_programs"]
     for key in ("max_depth", "max_descendants"):
         numbers[key] = Bound(value=numbers[key], source=origin(f"guard.{key}"))
     return Policy(
@@ -74,9 +78,7 @@ def policy_of(loaded: configuration.Loaded, *, everyone: bool) -> Policy:
         retry_delay=config.attempts.delay,
         retry_delay_max=config.attempts.delay_max,
         lease=config.fleet.lease,
-        sections={
-            section.key: config.section(section.key, Struct) for section in configuration.SECTIONS
-        },
+        sections={key: config.section(key, kind) for key, kind, _ in configuration.SECTIONS},
         files={key: file for key, file in source.items() if file != configuration.BUILT_IN},
         file=str(loaded.strongest or "the config"),
     )

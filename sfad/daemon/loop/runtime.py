@@ -41,7 +41,6 @@ from ...runs.live import Watchers
 from ...runs.showing import holds_at
 from ...storage.shipped import ShippedFiles
 from ...usage.metering import Metering, NotedCalls
-from .adviser import Adviser
 from .announcing import Announcer, RunFeed
 from .connection_watch import ConnectionWatch
 from .core_loop import CoreLoop, EventQueue
@@ -317,7 +316,6 @@ class Runtime:
             led=lambda process: self.gateways.lead(process),
         )  # fmt: skip
         self.catalogue.heard = self.metering.silence.heard
-        self.adviser = Adviser(Path(self.state_dir), self.background, self.feed, self.log.warning)
         shipped = ShippedFiles(Path(self.state_dir), config.fleet.ship_max)
         jobs = MaintenanceJobs(
             self.ledger, self.output, lambda: self.catalogue.live, self.log.info,
@@ -411,12 +409,6 @@ class Runtime:
             resources, self.machine, self.catalogue, self.announcer, self.metering, self._budgets,
             self.gateways, launching, self.launcher_events, self.background, self.feed,
         )  # fmt: skip
-        loop = CoreLoop(
-            self.machine, resources, self.catalogue, self.requests, self.announcer, self.adviser,
-            self.metering, self._budgets, self._subscriptions, self.saver, launching,
-            self.launcher_events, self.background, self.session_archive, self.fleet, self.keeper,
-            self.granted, shut_down,
-        )  # fmt: skip
         self.connections: Callable[[], int] = lambda: 0
         """Returns how many clients are connected. The server sets it."""
         heart = Heart(
@@ -424,6 +416,12 @@ class Runtime:
             self.feed, lambda: self.config, self.began, lambda: self.connections(),
         )  # fmt: skip
         self.parts = Parts(FEATURES, heart)
+        loop = CoreLoop(
+            self.machine, resources, self.catalogue, self.requests, self.announcer, self.parts,
+            self.metering, self._budgets, self._subscriptions, self.saver, launching,
+            self.launcher_events, self.background, self.session_archive, self.fleet, self.keeper,
+            self.granted, shut_down,
+        )  # fmt: skip
         self._read_config = read_config
         queue.begin(loop.handle)
 
@@ -502,7 +500,6 @@ class Runtime:
         self.launcher.watch_agents(
             frozenset({*AGENTS, *guard.agent_programs} if guard.unadmitted != "off" else ())
         )
-        self.adviser.configure(adaptive=self.config.limits.adaptive, policy=self.machine.policy)
 
     def _describe(self) -> str:
         """Return what the administrator of the service should see first."""

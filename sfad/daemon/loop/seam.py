@@ -16,6 +16,7 @@ from msgspec import Struct
 from ...config import Configuration
 from ...core import events as e
 from ...core.machine import Machine
+from ...core.state.run import Run
 from ...feature import Feature
 from ...host.tasks import Background, keep_serving
 from ...protocol.requests.base import Request
@@ -38,6 +39,7 @@ class Heart:
     storage: StorageWatch
     background: Background
     feed: e.Feed
+    """Tells the core of an event, as `LimitsLearnt`."""
     config: Callable[[], Configuration]
     """Returns the config that is in force."""
     began: float
@@ -66,6 +68,10 @@ class Part:
     adopted."""
     reconfigure: Callable[[], object] | None = None
     """The config was read again."""
+    admitted: Callable[[Run], object] | None = None
+    """A run was admitted."""
+    ended: Callable[[Run], object] | None = None
+    """A run has ended."""
     status: Callable[[], Mapping[str, object]] | None = None
     """Returns fields of `status`, for the operator."""
     is_own: Callable[[int], bool] | None = None
@@ -80,13 +86,16 @@ class Parts:
         self._features = {name: each for name, each in features.items() if each.part}
         self._owners = {kind: name for name, each in features.items() for kind in each.verbs}
         self._loaded: dict[str, Part] = {}
+        self.admitted: list[Callable[[Run], object]] = []
+        """What is told of each run that is admitted; `ended`: of each that has ended."""
+        self.ended: list[Callable[[Run], object]] = []
         self._nursery: trio.Nursery | None = None
 
     def follow(self) -> None:
         """Load the parts that the config calls for, and tell those that are loaded of it."""
         loaded, config = list(self._loaded.values()), self._heart.config()
         for name, feature in self._features.items():
-            if any(getattr(config, key) != kind() for key, kind, _ in feature.sections):
+            if any(config.section(key, kind) != kind() for key, kind, _ in feature.sections):
                 self._part(name)
         for part in loaded:
             if part.reconfigure is not None:
@@ -119,8 +128,10 @@ class Parts:
     def _part(self, name: str) -> Part:
         if name not in self._loaded:
             module = f"sfad.features.{name}.{self._features[name].part}"
-            self._loaded[name] = import_module(module).part(self._heart)
-            self._begin(self._loaded[name])
+            self._loaded[name] = part = import_module(module).part(self._heart)
+            self.admitted += [part.admitted] if part.admitted is not None else []
+            self.ended += [part.ended] if part.ended is not None else []
+            self._begin(part)
         return self._loaded[name]
 
     def _begin(self, part: Part) -> None:

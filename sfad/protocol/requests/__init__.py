@@ -5,7 +5,7 @@
 `sessions`    sessions
 `steering`    stopping runs, pausing them, changing their limits, writing to them
 `use`         what runs use: reports and reservations
-`advice`      what is learned from runs: the answers to `recommend` and `summary`
+`summary`     how runs ended and what they used
 `listing`     runs as they are shown
 `following`   a run's end, events and output as they come
 `records`     what is kept of runs: results, events, model calls

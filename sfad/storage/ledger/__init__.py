@@ -14,7 +14,7 @@ starts.
 `backup`    a copy while it is in use, and the ledger written again after another process has
             removed it
 `queries`   queries: pages, filters, lookups
-`summary`   the report of a period, and limits suggested from past runs
+`summary`   the report of a period
 `retention` deletes old rows and gives pages back
 """
 

@@ -13,12 +13,9 @@ from msgspec.structs import replace
 from ....agents import named
 from ....agents.text import FORM, Cursor, TextReader
 from ....core.machine import Machine
-from ....core.state.limits import limits_of
 from ....core.state.policy import MAX_LABELS
-from ....core.state.request import Asked, Identity, Shown
 from ....core.state.run import Run
 from ....host.clock import wall_clock
-from ....protocol import messages as m
 from ....protocol.encoding import pack
 from ....protocol.errors import bad_request, check_most, unavailable, wrong_state
 from ....protocol.messages import (
@@ -37,7 +34,6 @@ from ....protocol.messages import (
     TextPart,
     Transcript,
 )
-from ....protocol.requests.advice import Advice
 from ....protocol.types import QueueState, RunId, RunInfo, Status
 from ....runs.live import Live
 from ....runs.showing import with_place
@@ -323,30 +319,4 @@ def summary(asker: Asker, request: Summarise) -> None:
     asker.later(
         lambda: asker.runtime.background.walk(work, asker.connection.groups.all),
         lambda found: Summarised(id=asker.id, summary=found),
-    )
-
-
-# ---- `recommend`: suggest limits from past successful runs
-
-
-@answers(m.Recommend)
-def recommend(asker: Asker, request: m.Recommend) -> None:
-    scope, asked = (
-        asker.scope,
-        Asked(Shown(()), identity=Identity(name=request.name, run_type=request.run_type)),
-    )
-
-    def reply(found: list[Advice]) -> m.Reply:
-        in_force = [
-            held.limit
-            for held in limits_of(
-                asked, None, asker.runtime.machine.policy, asker.peer.uid
-            ).values()
-        ]
-        runs = max((advice.runs for advice in found), default=0)
-        return m.Recommended(id=asker.id, runs=runs, advice=found, in_force=in_force)
-
-    groups = asker.connection.groups.all
-    asker.later(
-        lambda: asker.runtime.adviser.advise(scope, request.run_type, request.name, groups), reply
     )

@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 
 from sfad.core.state.access import EVERYTHING
 from sfad.core.state.policy import Policy
+from sfad.features.advice import learning
+from sfad.features.advice.learning import MIN_RUNS, EndedRun, advise, learn, percentile, rounded_up
+from sfad.features.advice.messages import Advice
 from sfad.protocol.kinds import KINDS
 from sfad.protocol.paths import LEDGER
-from sfad.protocol.requests.advice import Advice
 from sfad.protocol.types import LimitKind, Reason, RunInfo, Status, Usage
-from sfad.storage.ledger import LedgerError, summary
-from sfad.storage.ledger.summary import MIN_RUNS, EndedRun, advise, learn, percentile, rounded_up
-
-from .samples import PLAIN, run, started, traced_reader
+from sfad.storage.ledger import LedgerError
+from tests.ledger.samples import PLAIN, run, started, traced_reader
 
 TIME, TURNS, MESSAGES, TOKENS, COST = (
     LimitKind.TIME,
@@ -320,7 +320,7 @@ def test_a_search_by_name_reads_no_other_rows(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     executed: list[str] = []
-    monkeypatch.setattr(summary, "open_reader", traced_reader(executed))
+    monkeypatch.setattr(learning, "open_reader", traced_reader(executed))
     plans = {}
     with closing(sqlite3.connect(directory / LEDGER)) as connection:
         for key, query in {"name": {"name": "x"}, "type": {"type": "x"}, "all": {}}.items():
