@@ -6,6 +6,7 @@ import sqlite3
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -19,7 +20,7 @@ from .daemon import reloading, serving
 from .daemon.serving import die, home, load
 from .daemon.startup import DaemonHome
 from .durable.spool import Spool
-from .hooks.event_hooks import program_trouble
+from .features.listed import FEATURES
 from .host import systemd
 from .host.clock import Timers
 from .host.socket_file import PathError
@@ -136,9 +137,10 @@ def check_config(state_dir: StateDir = None, config: ConfigFile = None) -> None:
     for setting in loaded.settings:
         print(f"{setting.key} = {msgspec.json.encode(setting.value).decode()}  ({setting.source})")
     wrong = [
-        f"hook '{name}': {why}"
-        for name, hook in loaded.config.hooks.items()
-        if (why := program_trouble(hook.command))
+        why
+        for name, feature in FEATURES.items()
+        if feature.check
+        for why in import_module(f"sfad.features.{name}.{feature.check}").check(loaded.config)
     ]
     if wrong:
         die("; ".join(wrong), exits.USAGE)

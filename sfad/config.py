@@ -27,7 +27,6 @@ from .config_values import (
     COMMAND,
     COUNT,
     EGRESS,
-    EVENTS,
     GROUP,
     LIMITS,
     NAME_MAX,
@@ -309,14 +308,6 @@ class FleetConfig(Struct, frozen=True, kw_only=True):
     """Bytes of the files that one run may be sent with, and bring back."""
 
 
-class Hook(Struct, frozen=True, kw_only=True):
-    """A command that is started at events (docs/hooks.md)."""
-
-    on: Annotated[tuple[str, ...], Meta(min_length=1, extra=EVENTS)]
-    command: Annotated[tuple[str, ...], Meta(min_length=1, extra=COMMAND)]
-    timeout: Annotated[float, Meta(ge=1, le=600, extra=DURATION)] = 30.0
-
-
 class SpawnRateLimit(Struct, frozen=True, kw_only=True):
     max_requests: Annotated[int, Meta(ge=1, le=100_000)] = 10
     window_seconds: Annotated[float, Meta(ge=1, le=31 * 86400)] = 3600.0
@@ -392,8 +383,6 @@ class Configuration(Struct, frozen=True, kw_only=True):
     gateway: GatewayConfig = GatewayConfig()
     plans: SubscriptionsConfig = SubscriptionsConfig()
     alerts: AlertPolicy = AlertPolicy()
-    hooks: dict[str, Hook] = {}
-    """By name. In a file they are an array of tables."""
     sessions: SessionsConfig = SessionsConfig()
     fleet: FleetConfig = FleetConfig()
     agents: dict[str, Agent] = {}
@@ -414,7 +403,7 @@ def _sections() -> Iterator[tuple[str, Any, Any]]:
     """Yield the fields of `Whole` that features declare. A section of the heart keeps its place and
     its own keys."""
     hearts = {field.name: field.type for field in msgspec.structs.fields(Configuration)}
-    for key, kind, _ in SECTIONS:
+    for key, kind, *_ in SECTIONS:
         if key not in hearts:
             yield key, kind, kind()
             continue
@@ -428,6 +417,7 @@ def _sections() -> Iterator[tuple[str, Any, Any]]:
 
 Whole = _with(Configuration, _sections())
 """With the sections of the features."""
+ARRAYS = {section.key for section in SECTIONS if section.array}
 
 
 @dataclass(frozen=True, slots=True)
@@ -563,7 +553,7 @@ def _collect(
         if _is_section(fields[name]):
             _collect(fields[name], _table(value, path, key), path, f"{key}.", found)
         elif (entry := _entry(fields[name])) is not None:
-            table = _by_name(value, path, key) if key == "hooks" else _table(value, path, key)
+            table = _by_name(value, path, key) if key in ARRAYS else _table(value, path, key)
             _collect_named(entry, table, path, key, found)
         else:
             found.values[key] = (path, value)

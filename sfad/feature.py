@@ -1,8 +1,8 @@
 """What a feature declares: data, which the heart reads before it loads anything of the feature.
 
 A feature is a folder of `sfad.features`. Its module `feature` has a `FEATURE`. What the feature
-does in a daemon is in other modules, which are loaded when its section of the config is set, or one
-of its requests arrives (`daemon.loop.seam`).
+does in a daemon is in other modules, which are loaded when its section of the config is set, when a
+request asks for it, or when an earlier daemon has saved something of it (`daemon.loop.seam`).
 """
 
 from collections.abc import Mapping
@@ -20,9 +20,11 @@ class Section(NamedTuple):
     key: str
     kind: Any
     """Its type as a field of `config.Configuration` has it: a struct, whose own fields have
-    defaults."""
+    defaults, or a dictionary of structs by the names that the operator chooses."""
     either: tuple[tuple[str, str, str], ...] = ()
     """Pairs of its keys of which one may be set, and why in words."""
+    array: bool = False
+    """A dictionary that is an array of tables in a file, `[[key]]`, each with its `name`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,5 +37,15 @@ class Feature:
     may_start: tuple[MayStart, ...] = ()
     """Rules of the guard, which are pure. They are asked after its own ones, in this order. What a
     rule needs of the config is in `Question.policy.sections`."""
+    asked: tuple[str, ...] = ()
+    """Fields of `Spawn` that it carries out: one of `requests.starting.OF_FEATURES` each."""
+    channels: Mapping[str, str] = field(default_factory=dict)
+    """Channels of runs that only its own processes may start, and what is started in these; and
+    whose runs those are, in words."""
+    saved: tuple[str, ...] = ()
+    """How its keys in the spool begin."""
+    check: str = ""
+    """The module of its folder that has `check(config: Configuration) -> list[str]`: what `sfad
+    check-config` finds wrong with the machine, where each value is allowed."""
     part: str = ""
     """The module of its folder that has `part(heart: Heart) -> Part`: what it does in a daemon."""

@@ -50,12 +50,12 @@ LAYERS = [
     {"sfad.processes", "sfad.storage"},
     {"sfad.runs", "sfad.gateway"},
     {"sfad.usage", "sfad.durable"},
-    {"sfad.hooks", "sfad.start"},
+    {"sfad.start"},
     {"sfad.daemon"},
     {"sfad.features"},
     {"sfad.history", "sfad.cli", "sfad.__main__"},
 ]
-"""`protocol ← core ← {processes, storage} ← {runs, gateway} ← {usage, durable} ← {hooks, start} ←
+"""`protocol ← core ← {processes, storage} ← {runs, gateway} ← {usage, durable} ← start ←
 daemon ← features ← cli`. Other modules (agents, config, host, and what features declare) are
 leaves: any layer of the shell may use them, and they may use none."""
 

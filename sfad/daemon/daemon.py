@@ -129,7 +129,8 @@ async def execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int
     """Become the installed program, and do not return. `nofile`: the soft limit of descriptors that
     this process was started with. Raises `OSError`, `Unfit`, and then everything is as it was."""
     await runtime.launcher_events.none_pending()
-    await runtime.hooking.rest()
+    await runtime.parts.rest()
+    await runtime.commands.rest()
     server.rest(resting=True)
     runtime.keeper.rest()
     try:
@@ -155,7 +156,8 @@ async def execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int
             _execute(runtime, server, lock, nofile)
     finally:
         server.rest(resting=False)
-        runtime.hooking.go_on()
+        runtime.commands.go_on()
+        runtime.parts.go_on()
 
 
 async def _threads_done(metering: Metering) -> None:
@@ -309,7 +311,7 @@ async def serve(
             server = Server(
                 listener,
                 runtime,
-                lambda sock: runtime.hooking.peer(
+                lambda sock: runtime.parts.peer(
                     identify(sock, runtime.launcher, runtime.gateways.at, runtime.parts.is_own)
                 ),
                 handed,
@@ -377,13 +379,12 @@ class Daemon:
                     await trio.to_thread.run_sync(
                         sweep_others, self.home, parent, log, adoption.spared, detail
                     )
-                # not sooner: the sweep would end what is started
-                runtime.hooking.begin(runtime.config.hooks)
                 if handed is not None:
                     # they are told what has happened since
                     server.handover.continue_watching(handed.clients)
                 await runtime.succession.supervise(adoption, unwritten)
-                runtime.hooking.begin_on_ends()
+                # not before the sweep, which would end what is started
+                runtime.parts.begin()
                 if handed is not None:
                     # the core knows the runs and what those may do
                     server.handover.continue_waiting(handed.clients)
@@ -403,8 +404,9 @@ class Daemon:
                 await self.drained.wait()
                 self._notify("STOPPING=1")
                 with trio.move_on_after(LAST_WORDS), suppress(OSError):
-                    await runtime.ledger.flush()  # so that hooks are told of the last ends
-                await runtime.hooking.finish()
+                    await runtime.ledger.flush()  # so that features are told of the last ends
+                await runtime.parts.finish()
+                await runtime.commands.rest()
                 await runtime.gateways.stop()
                 with trio.move_on_after(LAST_WORDS), suppress(OSError):
                     # clients that wait for an end are told when it is recorded

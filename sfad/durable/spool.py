@@ -15,11 +15,9 @@ from .saved import (
     AlertSpool,
     EarlierSpool,
     EndedRuns,
-    HookSpool,
     ReservedNumbers,
     SavedContinuedWith,
     SavedSpawns,
-    on_end_changes,
     this_boot,
 )
 from .snapshots import KEY, METER, NOW, RUN, Changes, RetryingStore, encode, origin_of, progress_of
@@ -43,15 +41,14 @@ class RunJournal:
         self._spawns = spawns
         self._continued_with = continued_with
 
-    def admit(self, live: Live, others: Iterable[Live]) -> None:
-        """Save a run that was admitted just now, and others that this has changed. Raises
+    def admit(self, live: Live, others: Iterable[Live], more: Changes) -> None:
+        """Save a run that was admitted just now, others that this has changed, and `more`. Raises
         `OSError`, and then it must not be."""
         run = live.run.id
         self._spawns.save(live)
         if live.continued_with is not None:
             self._continued_with.save(run, live.continued_with)
-        own: Changes = on_end_changes(live)
-        own |= {f"{RUN}{run}": origin_of(live), f"{NOW}{run}": progress_of(live)}
+        own = more | {f"{RUN}{run}": origin_of(live), f"{NOW}{run}": progress_of(live)}
         if live.key is not None:
             own[f"{KEY}{run}"] = encode(live.key)
         try:
@@ -128,26 +125,25 @@ class Spool:
         store = Store(directory / "runs", lost)
         self.notes = store.take_notes()
         """What had to be repaired, as lines for the log."""
-        self._store = RetryingStore(store, timers, rounds, trouble, damaged)
-        self.earlier = EarlierSpool(store, self._store)
+        self.values = RetryingStore(store, timers, rounds, trouble, damaged)
+        self.earlier = EarlierSpool(store, self.values)
         self._trouble = trouble
-        self.journal = RunJournal(self._store, self.spawns, self.continued_with)
-        self.ended = EndedRuns(self._store, self.spawns)
-        self.numbers = ReservedNumbers(self._store)
-        self.charges = SavedCharges(self._store)
-        self.alerts = AlertSpool(self._store)
-        self.subscriptions = SubscriptionSpool(self._store)
-        self.hooks = HookSpool(self._store)
+        self.journal = RunJournal(self.values, self.spawns, self.continued_with)
+        self.ended = EndedRuns(self.values, self.spawns)
+        self.numbers = ReservedNumbers(self.values)
+        self.charges = SavedCharges(self.values)
+        self.alerts = AlertSpool(self.values)
+        self.subscriptions = SubscriptionSpool(self.values)
 
     def begin(self, place: str) -> None:
         """From now on it is written for this boot, and for the state directory `place`."""
-        self._store.write_soon({BOOT: this_boot(), PLACE: place.encode(errors="surrogateescape")})
+        self.values.write_soon({BOOT: this_boot(), PLACE: place.encode(errors="surrogateescape")})
 
     def put_back(self, runs: Iterable[Live]) -> None:
         """Write the spool again if another process has removed or replaced it. `runs` are all live
         ones."""
         try:
-            self._store.put_back(lambda: self.spawns.put_back(runs))
+            self.values.put_back(lambda: self.spawns.put_back(runs))
         except OSError as error:
             self._trouble(
                 "the spool was removed or replaced by another process, "
@@ -156,4 +152,4 @@ class Spool:
 
     def close(self) -> None:
         """Close it. The next daemon finds there what the ledger could not take."""
-        self._store.close()
+        self.values.close()

@@ -26,7 +26,6 @@ from ..protocol.types import (
     Action,
     CallInfo,
     Event,
-    Isolation,
     LimitKind,
     LimitState,
     RunId,
@@ -470,24 +469,6 @@ def bounds_of(run: Run) -> Bounds:
         else None,
         cpu=cpu.limit.threshold if cpu is not None else None,
     )
-
-
-# ---- The command of `--on-end`, as it is saved from its run's admission until it was executed
-
-
-MAX_ON_END = 4096
-"""Characters of the command."""
-
-
-class OnEnd(Struct, frozen=True, array_like=True):
-    command: str
-    """For `sh -c`."""
-    cwd: bytes
-    env: list[bytes]
-    uid: int
-    user: Credentials | None
-    isolation: Isolation | None = None
-    """Of the run, and so of the command: it may execute what the run could write."""
 
 
 # ---- Clients that wait for the end of a run, or watch its events

@@ -13,7 +13,8 @@ of a capability stand with it.
 `surroundings` what the daemon reads around a request: who asks, from which run, with which rights
 `prepared`     what is decided
 `prepare`      the one way: steps and checks in their order, and what is awaited between them
-`steps`        the heart's own steps: tools, told time, agents, sessions that are continued
+`steps`        the heart's own steps: tools, told time, agents, sessions that are continued, and
+               channels
 `checks`       what must hold of the result
 `asking`       what of it the core decides about
 `continuing`   what a request to continue the session of an ended run becomes

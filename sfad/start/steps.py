@@ -5,11 +5,17 @@ from msgspec.structs import replace
 from ..agents.program import is_session_id
 from ..agents.registered import filled_in, resumed_command
 from ..core.state.request import narrowed
-from ..protocol.errors import wrong_state
+from ..features.listed import FEATURES
+from ..protocol.errors import bad_request, wrong_state
 from ..protocol.known import TIME_SAID
 from ..protocol.types import LimitKind
 from .prepared import Prepared
 from .surroundings import Surroundings
+
+CHANNELS = {
+    channel: whose for feature in FEATURES.values() for channel, whose in feature.channels.items()
+}
+"""The channels of features, and whose runs have them, in words."""
 
 
 def narrow_tools(p: Prepared, around: Surroundings) -> None:
@@ -74,3 +80,15 @@ def resume_command(p: Prepared, around: Surroundings) -> None:
             f"session {session}, or cannot tell which words of its command are its task: {shown}"
         )
     p.command.argv = argv
+
+
+def keep_channel(p: Prepared, around: Surroundings) -> None:
+    """Give runs that a feature's own process starts, and what is started in them, the channel of
+    that feature. No other client may have its runs taken for such."""
+    caller = around.caller
+    if around.peer.channel is not None:
+        p.identity = replace(p.identity, channel=around.peer.channel)
+    elif caller is not None and caller.run.birth.channel in CHANNELS:
+        p.identity = replace(p.identity, channel=caller.run.birth.channel)
+    elif (channel := p.identity.channel) is not None and channel in CHANNELS:
+        raise bad_request(f"the channel '{channel}' is that of {CHANNELS[channel]}; choose another")

@@ -65,8 +65,8 @@ OF_FLEET = {
     "share_plans",
     "tend",
 }
-OF_ADMINS = {"config", "metrics", "reload", "test_hook"} | OF_FLEET
-OF_PEOPLE = {"approve", "deny", "metrics", "prune", "recommend", "reload", "test_hook"} | OF_FLEET
+OF_ADMINS = {"config", "metrics", "reload"} | OF_FLEET
+OF_PEOPLE = {"approve", "deny", "metrics", "prune", "recommend", "reload"} | OF_FLEET
 UNBOUND = {"hello", "select", "session_rights"}
 """What no `--deny` takes away."""
 WITH = {

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from sfad.config import load
+from sfad.features.hooks.feature import Hooks
 from sfad.protocol import messages as m
 from tests.conftest import Start
 from tests.docs.pages import blocks, text_of
@@ -93,7 +94,7 @@ def test_a_failed_run_is_in_the_mail(start: Start, tmp_path: Path) -> None:
 def test_each_example_is_a_command_of_the_config(tmp_path: Path, command: str) -> None:
     file = tmp_path / "sfad.toml"
     file.write_text(f'[[hooks]]\non = ["alert_*"]\n{command}\n')
-    assert load([file]).config.hooks["hooks-1"].command
+    assert load([file]).config.section("hooks", Hooks)["hooks-1"].command
 
 
 def test_the_mail_of_an_alert_says_raised_and_that_it_was_cleared_is_no_mail() -> None:

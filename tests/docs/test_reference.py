@@ -14,7 +14,6 @@ from sfad.config import (
     Agent,
     ConfigError,
     GroupConfig,
-    Hook,
     Price,
     ProgramConfig,
     TeamBudget,
@@ -23,6 +22,7 @@ from sfad.config import (
     load,
 )
 from sfad.daemon.reloading import AT_START
+from sfad.features.hooks.feature import Hook
 from tests.docs.pages import CHANGELOG, README, ROOT, blocks, rows, sections, text_of
 
 CONFIGURATION = text_of("configuration.md")

@@ -14,6 +14,7 @@ import pytest
 
 from sfactl.connection import Client, DaemonError
 from sfad import config
+from sfad.features.hooks.messages import TryHook
 from sfad.features.metrics.messages import Metrics, MetricsText
 from sfad.protocol import messages as m
 from tests.conftest import Start
@@ -209,6 +210,39 @@ def test_a_run_cannot_leave_its_bounds_by_on_end(start: Start, tmp_path: Path) -
     assert not out.exists()
 
 
+def test_no_run_hides_from_the_hooks_of_a_later_config(start: Start) -> None:
+    daemon = start(config=BUSY)
+    with daemon.client() as client:
+        refused = spawn(client, ["true"], channel="hook")
+        assert isinstance(refused, m.Error)
+        assert refused.message == (
+            "the channel 'hook' is that of runs which a hook starts; choose another"
+        )
+
+
+@variant
+def test_a_hook_that_comes_back_is_not_told_what_happened_without_it(
+    start: Start, tmp_path: Path
+) -> None:
+    """A daemon without hooks forgets how far those of an earlier one had come."""
+    out = tmp_path / "out"
+    with_hook = BUSY + hook("log", f"echo $SFAD_EVENT_RUN_ID >> {out}")
+    daemon = start(config=with_hook)
+    with daemon.client() as client:
+        first = completed(client)
+        wait_until(lambda: states(client)["log"].ended == 1, "it was told")
+    runs = [first]
+    for text in (BUSY, with_hook):
+        daemon.stop()
+        daemon.config.write_text(text)
+        daemon.restart()
+        with daemon.client() as client:
+            runs.append(completed(client))
+    told = [first, runs[2]]
+    wait_until(lambda: len(out.read_text().split()) == len(told), "it was told again")
+    assert out.read_text().split() == told
+
+
 def test_hooks_follow_the_config_and_can_be_tried(start: Start) -> None:
     daemon = start(config=BUSY + hook("mail", "cat; exit 9") + hook("late", "cat", on="alert_*"))
     tried = daemon.sfactl("hooks", "test", "late", "--event", "alert_cost", "--json")
@@ -274,7 +308,7 @@ def test_a_test_ends_with_the_daemon_that_started_it(start: Start, tmp_path: Pat
     )
     for leave in (daemon.stop, daemon.reexecute):
         with daemon.client() as client:
-            client.send(m.TryHook(id=1, name="slow", event="run_completed"))
+            client.send(TryHook(id=1, name="slow", event="run_completed"))
             process = pid_in(pid)
             leave()
         assert not alive(process)

@@ -43,9 +43,10 @@ class Copy:
         (self.tree / LIST).write_text(text.replace("\n)\n", f'\n    "{feature}",\n)\n', 1))
 
     def delete(self, feature: str) -> None:
-        """Delete a feature: its folder, its tests, its lines, and its verb."""
+        """Delete a feature: its folder, its tests, its lines, and its verb or verbs."""
         shutil.rmtree(self.tree / "sfad/features" / feature)
         shutil.rmtree(self.tree / "tests/features" / feature, ignore_errors=True)
+        shutil.rmtree(self.tree / "sfactl/commands" / feature, ignore_errors=True)
         lines = (self.tree / LIST).read_text().splitlines(keepends=True)
         kept = [line for line in lines if not line.startswith(f'    "{feature}",')]
         assert len(lines) - len(kept) == 1

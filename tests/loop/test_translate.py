@@ -26,7 +26,7 @@ def test_a_key_is_shown_with_the_file_that_sets_it_or_would_set_it(tmp_path: Pat
 
 
 def test_the_built_in_config_has_the_defaults_of_the_table_of_kinds() -> None:
-    sections = {key: kind() for key, kind, _ in configuration.SECTIONS}
+    sections = {section.key: section.kind() for section in configuration.SECTIONS}
     assert policy_of(configuration.load(), everyone=False) == Policy(
         files={},
         access=AccessRules(features=ACCESS),

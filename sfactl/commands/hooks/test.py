@@ -1,6 +1,6 @@
 from typing import Annotated
 
-from sfad.protocol.requests.daemon import HookTested, TryHook
+from sfad.features.hooks.messages import HookTested, TryHook
 
 from ... import output
 from ...connection import call

@@ -96,7 +96,6 @@ TABLE: Mapping[str, Access] = MappingProxyType({
     "stop": _MANY,
     "summary": _MANY,
     "tend": _OF_FLEET,
-    "test_hook": Access("admin", inside=False, narrowed_by=None, scope="none"),
     "text": Access(narrowed_by="logs", said="'logs'"),
     "transcript": Access(narrowed_by="logs", said="'session log'"),
     "unasked_request": _FOR_GATEWAY,
@@ -138,8 +137,8 @@ class Peer(Struct, frozen=True):
     """Of a gateway: the user whose runs alone it leads; `None`: it is the service's own."""
     gids: frozenset[int] = frozenset()
     """Its groups when it connected."""
-    hook: bool = False
-    """It is in a hook of the config."""
+    channel: str | None = None
+    """That of the runs which it starts, where a feature has started the peer itself."""
 
     @property
     def who(self) -> str:

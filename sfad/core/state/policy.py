@@ -187,7 +187,7 @@ class Policy:
     retry_delay_max: float = 60.0
     lease: float = 60.0
     """Of what is granted to other nodes."""
-    sections: Mapping[str, Struct] = field(default_factory=dict)
+    sections: Mapping[str, object] = field(default_factory=dict)
     """The sections of the config that features have declared, by their keys."""
     files: Mapping[str, str] = field(default_factory=dict)
     """The file that sets a config key, by the key."""

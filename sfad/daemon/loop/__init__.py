@@ -8,7 +8,6 @@ metering ───────────────────────�
                     launching, launcher ◀────────────────────────────────────────┤
         announcing, answers to requests ◀────────────────────────────────────────┘
 
-`hooking`          wires hooks to the config, the events and the ends of runs
 `runtime`          makes the parts, serves them, has them follow the config; takes over runs of an
                    earlier daemon
 `core_loop`        feeds the machine with events, and applies its commands
@@ -22,8 +21,8 @@ metering ───────────────────────�
 `launching`        launches the attempts of runs
 `environment`      the environment of a run
 `shims`            directories of shims, and what a run finds of them
-`saving`           journal and ledger follow the core; waiting clients are told of ends; watches
-                   over the disk
+`saving`           journal and ledger follow the core; waiting clients are told of ends
+`storage_watch`    watches over the state directory and its disk
 `announcing`       events: numbered, saved, logged, pushed to those that follow them, as are runs
                    that have changed
 `gateway_process`  starts and watches a gateway

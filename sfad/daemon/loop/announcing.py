@@ -151,11 +151,10 @@ class Announcer:
         """Announce an event of the daemon itself."""
         self._announce(Event(type=what, message=message, severity=severity), ())
 
-    def tell_of_hook(
+    def tell_of_ended(
         self, what: EventType, message: str, severity: Severity, run: RunId | None
     ) -> None:
-        """Announce an event of a hook: of the run that has ended, whose `--on-end` it is, or of the
-        daemon."""
+        """Announce an event of a run that has ended, or of the daemon."""
         event = Event(type=what, message=message, severity=severity)
         info = self._catalogue.info(run) if run is not None else None
         if info is None:

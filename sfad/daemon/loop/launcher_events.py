@@ -54,7 +54,7 @@ class LauncherEvents:
     pidfds: StoredPidfds
     background: Background
     feed: e.Feed
-    hooks: ContainedCommands
+    commands: ContainedCommands
     bypass_watch: ConnectionWatch
     server_watch: ServerWatch
     _pending: dict[RunId, _PendingTree] = field(default_factory=dict)
@@ -66,8 +66,8 @@ class LauncherEvents:
         """Take what the launcher tells. Before the core decides about an end, everything is learnt
         that the run wrote or used."""
         match event:
-            case e.OfRun(run=run_id) if run_id in self.hooks:
-                self.hooks.arrived(event)
+            case e.OfRun(run=run_id) if run_id in self.commands:
+                self.commands.arrived(event)
             case e.LaunchSucceeded(run=run_id) if (run := self.tree.get(run_id)) is not None:
                 self.pidfds.keep(run, event.pid)
                 self.feed(event)

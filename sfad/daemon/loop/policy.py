@@ -78,7 +78,7 @@ def policy_of(loaded: configuration.Loaded, *, everyone: bool) -> Policy:
         retry_delay=config.attempts.delay,
         retry_delay_max=config.attempts.delay_max,
         lease=config.fleet.lease,
-        sections={key: config.section(key, kind) for key, kind, _ in configuration.SECTIONS},
+        sections={key: config.section(key, kind) for key, kind, *_ in configuration.SECTIONS},
         files={key: file for key, file in source.items() if file != configuration.BUILT_IN},
         file=str(loaded.strongest or "the config"),
     )

@@ -31,6 +31,7 @@ from ...host import systemd
 from ...host.clock import wall_clock
 from ...host.descriptors import Descriptors
 from ...host.tasks import Background, keep_serving
+from ...processes.contained_commands import ContainedCommands
 from ...protocol.event_types import EventType
 from ...protocol.known import AGENTS
 from ...protocol.messages import Change, EndCall
@@ -49,7 +50,6 @@ from .fleet_process import FleetProcess
 from .gateway_routing import GatewaySteps
 from .gateways import Gateways
 from .granted import GrantedRuns
-from .hooking import Hooking
 from .isolating import Isolating
 from .keeper import KeeperRequests
 from .launcher_events import LauncherEvents
@@ -58,12 +58,13 @@ from .own_servers import ServerWatch
 from .pending_requests import PendingRequests
 from .policy import policy_of
 from .resources import Resources
-from .saving import Saver, StorageWatch
+from .saving import Saver
 from .seam import Heart, Parts
 from .shims import Shims
 from .shipping import Shipping
 from .starting import Starting
 from .status_text import StatusText
+from .storage_watch import StorageWatch
 from .worktrees import Worktrees
 
 # ---- What this daemon has from an earlier one, and what it hands over to the next
@@ -336,11 +337,17 @@ class Runtime:
         self.isolating = Isolating(
             loaded, self.gateways, sock=self.socket, state_dir=self.state_dir
         )
-        self.hooking = Hooking(
-            resources, self.announcer, self.catalogue, self.background, self.isolating
-        )
-        self.worktrees = Worktrees(self.hooking.processes, self.catalogue.live)
-        self.shipping = Shipping(shipped, self.hooking.processes, self.catalogue.live)
+        self.commands = ContainedCommands(self.launcher)
+        self.connections: Callable[[], int] = lambda: 0
+        """Returns how many clients are connected. The server sets it."""
+        heart = Heart(
+            resources, self.machine, self.catalogue, self.announcer, self.storage, self.background,
+            self.feed, lambda: self.config, self.began, lambda: self.connections(), self.commands,
+            self.isolating.sandbox_of,
+        )  # fmt: skip
+        self.parts = Parts(FEATURES, heart)
+        self.worktrees = Worktrees(self.commands, self.catalogue.live)
+        self.shipping = Shipping(shipped, self.commands, self.catalogue.live)
         self.fleet = Fleet(
             config.fleet,
             self.machine,
@@ -364,7 +371,7 @@ class Runtime:
         self.server_watch = ServerWatch(self.catalogue.live, self.launcher, self.feed)
         self.launcher_events = LauncherEvents(
             self.machine.tree, self.timers, self.metering, self.pidfds, self.background, self.feed,
-            self.hooking.processes, self.bypass_watch, self.server_watch,
+            self.commands, self.bypass_watch, self.server_watch,
         )  # fmt: skip
         self._budgets = BudgetBooks(
             self.machine.budgets,
@@ -383,14 +390,14 @@ class Runtime:
         self.run_feed = RunFeed(self.catalogue, self.launcher, self.timers)
         self.saver = Saver(
             resources, self.catalogue, self.watchers, self._budgets, self.metering, self.storage,
-            self.feed, self.run_feed, self.machine.saved_alerts, self.hooking,
+            self.feed, self.run_feed, self.machine.saved_alerts, self.parts,
         )  # fmt: skip
         self.ledger.report_to(self.saver)
         self.shims = Shims(Path(self.state_dir), self.catalogue.live, self.log.warning)
         self.gateway_steps = GatewaySteps(self.gateways, SetupReader())
         self.starting = Starting(
             self.machine, self.catalogue, self.requests, self.gateway_steps, self.worktrees,
-            self.isolating, self.fleet, self.server_watch, lambda: self.agents,
+            self.isolating, self.fleet, self.server_watch, self.parts, lambda: self.agents,
             lambda: self.config.service.continue_lost,
         )  # fmt: skip
         launching = Launching(
@@ -409,13 +416,6 @@ class Runtime:
             resources, self.machine, self.catalogue, self.announcer, self.metering, self._budgets,
             self.gateways, launching, self.launcher_events, self.background, self.feed,
         )  # fmt: skip
-        self.connections: Callable[[], int] = lambda: 0
-        """Returns how many clients are connected. The server sets it."""
-        heart = Heart(
-            resources, self.machine, self.catalogue, self.announcer, self.storage, self.background,
-            self.feed, lambda: self.config, self.began, lambda: self.connections(),
-        )  # fmt: skip
-        self.parts = Parts(FEATURES, heart)
         loop = CoreLoop(
             self.machine, resources, self.catalogue, self.requests, self.announcer, self.parts,
             self.metering, self._budgets, self._subscriptions, self.saver, launching,
@@ -480,7 +480,6 @@ class Runtime:
         self.maintenance.reconfigure(config.retention)
         self.session_archive.reconfigure(config.sessions)
         self.gateways.reconfigure(config.gateway)
-        self.hooking.configure(config.hooks)
         self.shims.installed.look()
         self.isolating.reconfigure(loaded)
         self.feed(e.Reconfigured(trio.current_time(), policy_of(loaded, everyone=self.everyone)))

@@ -2,9 +2,7 @@
 of ends that are on record."""
 
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import trio
 
@@ -14,119 +12,19 @@ from ...core.state.alerts import SavedAlerts
 from ...core.state.run import Run, run_number
 from ...core.state.vocabulary import ReasonKind
 from ...durable.budgets import BudgetBooks
+from ...durable.snapshots import Changes
 from ...host.clock import wall_clock
-from ...host.displacement import Displacement
 from ...host.faults import crash_point
-from ...protocol.event_types import EventType
 from ...protocol.types import CallInfo, RunId, RunInfo
 from ...runs.catalogue import RunCatalogue
 from ...runs.live import Live, Watchers
 from ...runs.showing import info_of
 from ...storage.ledger.ledger import CallKey
 from ...usage.metering import Metering
-from .announcing import Announcer, RunFeed
-from .hooking import Hooking
+from .announcing import RunFeed
 from .resources import Resources
-
-# ---- Watches over the state directory: whether it is in its place, whether the ledger can be
-# written, whether the disk is full
-
-
-NO_ROOM = 64 * 1024
-"""Bytes. A disk with less room counts as full."""
-
-
-@dataclass(slots=True)
-class StorageWatch:
-    """Tells, once for each change, what is wrong with the state directory."""
-
-    resources: Resources
-    catalogue: RunCatalogue
-    metering: Metering
-    announcer: Announcer
-    _lost: str | None = None
-    _looked: int = -1
-    """The round of the last look."""
-
-    @property
-    def unwritable(self) -> str | None:
-        """Why no new run is started, and what helps; `None` if the ledger can be written."""
-        return self.look() or self.resources.ledger.trouble
-
-    def look(self) -> str | None:
-        """Look once a round whether the state directory, and the spool in it, are where they were.
-        Return why the directory is not."""
-        if self._looked == self.resources.rounds.number:
-            return self._lost
-        self._looked = self.resources.rounds.number
-        lost, before = self.resources.state_dir_lost(), self._lost
-        self._lost = lost
-        if lost is None:
-            self.resources.spool.put_back(self.catalogue.live.values())
-        if lost is not None and before is None:
-            self.resources.log.error(f"{lost}; new runs are refused, and live runs go on")
-            self.announcer.tell(
-                EventType.DAEMON_STATE_DIR_LOST, f"{lost}; new runs are refused", "medium"
-            )
-        elif lost is None and before is not None:
-            self.resources.log.warning(
-                f"the state directory {self.resources.state_dir} is back; "
-                "new runs are admitted again"
-            )
-            self.announcer.tell(
-                EventType.DAEMON_STATE_DIR_BACK,
-                f"the state directory {self.resources.state_dir} is back",
-                "medium",
-            )
-        return lost
-
-    async def serve(self) -> None:
-        """Look whenever another process may have moved, removed or replaced what the daemon has
-        open, until cancelled. Each admission and each write look as well."""
-        state_dir, settled = Path(self.resources.state_dir), False
-        while True:
-            with Displacement(directories=[state_dir, state_dir / "spool"]) as displacement:
-                lost = self.look()
-                if lost is None:
-                    self.resources.ledger.look_after()
-                    self.metering.look_after()
-                settled = await displacement.wait(settled=settled and lost is None)
-
-    def ledger_put_back(self, note: str) -> None:
-        """Another process had removed or replaced the ledger, and it was written again."""
-        self.resources.log.error(note)
-        self.announcer.tell(EventType.DAEMON_LEDGER_REPLACED, note, "high")
-
-    def ledger_failing(self, error: str | None, lost: int) -> None:
-        """The ledger cannot be written, or can be again (`error` is `None`). `lost` records will
-        never be written."""
-        if error is None:
-            self.resources.log.warning("the ledger can be written again", lost=lost)
-            return
-        self.resources.log.error(
-            f"the ledger cannot be written: {error}; new runs are refused, ends are held in memory",
-            lost=lost,
-        )
-        self.announcer.tell(
-            EventType.DAEMON_LEDGER_FAILING,
-            f"the ledger cannot be written: {error}; new runs are refused",
-            "medium",
-        )
-
-    def tell_of_full_disk(self) -> None:
-        """Warn the runs whose output goes to a full disk. They write it themselves, and the daemon
-        sees no error."""
-        with suppress(OSError):
-            if self.resources.output.room() < NO_ROOM:
-                message = (
-                    f"no room is left in {self.resources.output.directory}: what it prints is lost"
-                )
-                for run in [run for run, live in self.catalogue.live.items() if live.kept]:
-                    self.announcer.tell_of_run(EventType.ALERT_DISK_FULL, run, message, "high")
-
-
-# ---- Saves what was decided
-
+from .seam import Parts
+from .storage_watch import StorageWatch
 
 RECORD_STATE_WITHIN = 0.1
 """Seconds until the ledger has another state of a live run, which the journal has at once. So a run
@@ -155,7 +53,7 @@ class Saver:
     run_feed: RunFeed
     alerts: Callable[[], SavedAlerts]
     """Returns the alerts to be saved that are about no single run."""
-    hooking: Hooking
+    parts: Parts
     _changed: set[RunId] = field(default_factory=set)
     """Runs that have another state than their rows."""
     _used: set[RunId] = field(default_factory=set)
@@ -221,8 +119,11 @@ class Saver:
         if refused is not None:
             self.commit_failed([run], refused)
             return
+        more: Changes = {}
+        for saved in self.parts.saves:
+            more |= saved(live)
         try:
-            self.resources.spool.journal.admit(live, changed)
+            self.resources.spool.journal.admit(live, changed, more)
             crash_point("admitted, not on record")
         except OSError as error:
             self.commit_failed([run], f"the spool: {error}")
@@ -293,7 +194,8 @@ class Saver:
         if recorded is None:
             self.catalogue.forget_requests([info.id])
             self.resources.spool.ended.forget([info.id])
-            self.hooking.never_admitted(info.id)
+            for tell in self.parts.never_admitted:
+                tell(info.id)
             self._tell_ends([info.id])
         elif self.resources.ledger.trouble is not None:
             self._tell_ends([info.id])
@@ -330,7 +232,8 @@ class Saver:
             info = self.catalogue.take_recorded(run)
             if info is not None:
                 self.watchers.ended(info)
-                self.hooking.run_ended(info)
+                for tell in self.parts.recorded:
+                    tell(info)
 
     def committed(self, runs: Iterable[RunId]) -> None:
         runs = list(runs)

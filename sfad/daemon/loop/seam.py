@@ -2,7 +2,9 @@
 and which of them are loaded.
 
 No feature is imported here: the list is `sfad.features.listed`, and the module of a part is loaded
-when a section of its config differs from the defaults, or when one of its requests arrives.
+when a section of its config differs from the defaults, when one of its requests arrives, when a
+request to start a run asks for it, or when the spool has something of it. A feature that is not
+loaded costs a run nothing.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -11,21 +13,31 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 import trio
-from msgspec import Struct
 
 from ...config import Configuration
 from ...core import events as e
 from ...core.machine import Machine
+from ...core.state.access import Peer, Scope
 from ...core.state.run import Run
+from ...durable.snapshots import Changes
 from ...feature import Feature
 from ...host.tasks import Background, keep_serving
+from ...processes.contained_commands import ContainedCommands
+from ...protocol.errors import bad_request
 from ...protocol.requests.base import Request
+from ...protocol.requests.starting import OF_FEATURES
+from ...protocol.types import Isolation, RunId, RunInfo
 from ...runs.catalogue import RunCatalogue
+from ...runs.live import Live
+from ...start.prepare import Check
+from ...start.prepared import Prepared
+from ...start.surroundings import Surroundings
 from .announcing import Announcer
 from .resources import Resources
-from .saving import StorageWatch
+from .storage_watch import StorageWatch
 
-T = TypeVar("T", bound=Struct)
+T = TypeVar("T")
+Moment = TypeVar("Moment")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +58,10 @@ class Heart:
     """When the daemon was started, on trio's clock."""
     connections: Callable[[], int]
     """Returns how many clients are connected."""
+    commands: ContainedCommands
+    """Executes commands that are not runs."""
+    sandbox_of: Callable[[Isolation], list[bytes]]
+    """Returns `LaunchSpec.sandbox`. Raises `OSError`."""
 
     def section(self, key: str, kind: type[T]) -> T:
         """Return a section of the config that is in force."""
@@ -63,19 +79,40 @@ class Part:
 
     verbs: Mapping[type[Request], Answer] = field(default_factory=dict)
     """Answers the requests that the feature has declared."""
+    begin: Callable[[], object] | None = None
+    """The runs of an earlier daemon are adopted. Before that it may start no process. It is called
+    at once in a part that is loaded later."""
     serve: Callable[[], Awaitable[None]] | None = None
-    """Goes on by itself until it is cancelled. It begins once the runs of an earlier daemon are
-    adopted."""
+    """Goes on by itself until it is cancelled. It begins after `begin`."""
     reconfigure: Callable[[], object] | None = None
     """The config was read again."""
     admitted: Callable[[Run], object] | None = None
     """A run was admitted."""
+    saves: Callable[[Live], Changes] | None = None
+    """Returns what is saved in the spool together with a run that was admitted."""
+    never_admitted: Callable[[RunId], object] | None = None
+    """A run is not admitted after all, because that could not be recorded."""
+    stopped: Callable[[RunId], object] | None = None
+    """A client asks to stop this run, which it has named and which may have ended."""
     ended: Callable[[Run], object] | None = None
     """A run has ended."""
-    status: Callable[[], Mapping[str, object]] | None = None
-    """Returns fields of `status`, for the operator."""
+    recorded: Callable[[RunInfo], object] | None = None
+    """The end of a run is on record, or will be when the ledger can be written."""
+    status: Callable[[Peer, Scope], Mapping[str, object]] | None = None
+    """Returns fields of `status` for a peer, who may know of the runs in this scope."""
     is_own: Callable[[int], bool] | None = None
     """Returns whether a process is the feature's: a child of the daemon that is in no run."""
+    peer: Callable[[Peer], Peer] | None = None
+    """Returns who a peer is that may be a command which the feature executes."""
+    check: Check | None = None
+    """Raises `RequestError` for a request to start a run that asks something impossible."""
+    finish: Callable[[], Awaitable[None]] | None = None
+    """The daemon ends, and all its runs have ended. Waits for what has to be done before that."""
+    rest: Callable[[], Awaitable[None]] | None = None
+    """The daemon is about to be re-executed. Starts no more, and ends what runs."""
+    go_on: Callable[[], object] | None = None
+    """Undoes `rest`: the daemon was not re-executed. A part that was loaded meanwhile, and so has
+    not begun, is told this instead."""
 
 
 class Parts:
@@ -85,57 +122,125 @@ class Parts:
         self._heart = heart
         self._features = {name: each for name, each in features.items() if each.part}
         self._owners = {kind: name for name, each in features.items() for kind in each.verbs}
+        self._asked = {asked: name for name, each in features.items() for asked in each.asked}
+        """By the fields of `Spawn` that they carry out."""
         self._loaded: dict[str, Part] = {}
         self.admitted: list[Callable[[Run], object]] = []
-        """What is told of each run that is admitted; `ended`: of each that has ended."""
+        """What is told of each run that is admitted; the others as the fields of `Part`."""
+        self.saves: list[Callable[[Live], Changes]] = []
+        self.never_admitted: list[Callable[[RunId], object]] = []
+        self.stopped: list[Callable[[RunId], object]] = []
         self.ended: list[Callable[[Run], object]] = []
+        self.recorded: list[Callable[[RunInfo], object]] = []
+        self._goes = False
+        """Parts may start processes: it has begun, and does not rest."""
         self._nursery: trio.Nursery | None = None
 
     def follow(self) -> None:
-        """Load the parts that the config calls for, and tell those that are loaded of it."""
+        """Load the parts that the config or the spool calls for, and tell those that are loaded of
+        the config."""
         loaded, config = list(self._loaded.values()), self._heart.config()
         for name, feature in self._features.items():
-            if any(config.section(key, kind) != kind() for key, kind, _ in feature.sections):
+            if any(
+                config.section(key, kind) != kind() for key, kind, *_ in feature.sections
+            ) or self._has_saved(feature):
                 self._part(name)
         for part in loaded:
             if part.reconfigure is not None:
                 part.reconfigure()
+
+    def _has_saved(self, feature: Feature) -> bool:
+        return bool(feature.saved) and any(
+            key.startswith(feature.saved) for key in self._heart.resources.spool.values.items
+        )
 
     def answer(self, kind: type[Request]) -> Answer | None:
         """Return what answers a request of a feature; `None` if it is of none."""
         owner = self._owners.get(kind)
         return self._part(owner).verbs[kind] if owner is not None else None
 
-    def status(self) -> dict[str, Any]:
+    def status(self, peer: Peer, scope: Scope) -> dict[str, Any]:
         return {
             name: value
             for part in self._loaded.values()
             if part.status is not None
-            for name, value in part.status().items()
+            for name, value in part.status(peer, scope).items()
         }
 
     def is_own(self, pid: int) -> bool:
         """Return whether a process is one of a feature."""
         return any(part.is_own(pid) for part in self._loaded.values() if part.is_own is not None)
 
+    def peer(self, peer: Peer) -> Peer:
+        """Return who a peer is that may be a command of a feature."""
+        for part in self._loaded.values():
+            if part.peer is not None:
+                peer = part.peer(peer)
+        return peer
+
+    def check(self, p: Prepared, around: Surroundings) -> None:
+        """Refuse what features refuse, and what only a feature could do that is not there. It is
+        one of the checks of `start.prepare`."""
+        for asked in OF_FEATURES:
+            if getattr(around.order, asked) is not None:
+                if asked not in self._asked:
+                    raise bad_request(f"this sfad has no feature that carries out '{asked}'")
+                self._part(self._asked[asked])
+        for part in self._loaded.values():
+            if part.check is not None:
+                part.check(p, around)
+
+    def begin(self) -> None:
+        self._goes = True
+        for part in self._loaded.values():
+            if part.begin is not None:
+                part.begin()
+
     async def serve(self) -> None:
         """Run what goes on by itself, until cancelled."""
         async with trio.open_nursery() as self._nursery:
             for part in self._loaded.values():
-                self._begin(part)
+                self._serve(part)
             await trio.sleep_forever()
+
+    async def finish(self) -> None:
+        for part in list(self._loaded.values()):
+            if part.finish is not None:
+                await part.finish()
+
+    async def rest(self) -> None:
+        self._goes = False
+        for part in list(self._loaded.values()):
+            if part.rest is not None:
+                await part.rest()
+
+    def go_on(self) -> None:
+        self._goes = True
+        for part in self._loaded.values():
+            if part.go_on is not None:
+                part.go_on()
 
     def _part(self, name: str) -> Part:
         if name not in self._loaded:
             module = f"sfad.features.{name}.{self._features[name].part}"
             self._loaded[name] = part = import_module(module).part(self._heart)
-            self.admitted += [part.admitted] if part.admitted is not None else []
-            self.ended += [part.ended] if part.ended is not None else []
-            self._begin(part)
+            self.admitted += _given(part.admitted)
+            self.saves += _given(part.saves)
+            self.never_admitted += _given(part.never_admitted)
+            self.stopped += _given(part.stopped)
+            self.ended += _given(part.ended)
+            self.recorded += _given(part.recorded)
+            if self._goes and part.begin is not None:
+                part.begin()
+            self._serve(part)
         return self._loaded[name]
 
-    def _begin(self, part: Part) -> None:
+    def _serve(self, part: Part) -> None:
         if self._nursery is not None and part.serve is not None:
             self._nursery.start_soon(
                 keep_serving, part.serve, self._heart.resources.log.internal_error
             )
+
+
+def _given(moment: Moment | None) -> list[Moment]:
+    return [] if moment is None else [moment]

@@ -22,15 +22,21 @@ from ...start.continuing import find_session, resumable_program
 from ...start.prepare import Check, Step, prepare
 from ...start.prepared import Prepared
 from ...start.recalling import to_recall
-from ...start.steps import fill_in_agent, forget_told_time, narrow_tools, resume_command
+from ...start.steps import (
+    fill_in_agent,
+    forget_told_time,
+    keep_channel,
+    narrow_tools,
+    resume_command,
+)
 from ...start.surroundings import Surroundings
 from ..lookup import find_run
 from .fleet import Fleet
 from .gateway_routing import GatewaySteps
-from .hooking import check_on_end, mark_hooks
 from .isolating import Isolating
 from .own_servers import ServerWatch, keep_alone
 from .pending_requests import OnAnswer, PendingRequests, PendingSpawn
+from .seam import Parts
 from .worktrees import Worktrees, check_worktree, share_worktree
 
 
@@ -49,6 +55,7 @@ class Starting:
         isolating: Isolating,
         fleet: Fleet,
         servers: ServerWatch,
+        parts: Parts,
         agents: Callable[[], Mapping[str, Registered]],
         continue_lost: Callable[[], bool],
     ) -> None:
@@ -73,7 +80,7 @@ class Starting:
             gateway.route,
             keep_alone,
             isolating.isolate,  # shows the sandbox what the command needs
-            mark_hooks,
+            keep_channel,
         )
         self._placed_steps: tuple[Step, ...] = (
             gateway.read_setups,
@@ -81,7 +88,7 @@ class Starting:
             fleet.note_files,
             narrow_tools,
             forget_told_time,
-            mark_hooks,
+            keep_channel,
         )
         """For a run that is to be placed: the daemon of the node where it executes takes the
         others."""
@@ -92,7 +99,7 @@ class Starting:
             check_values,
             check_worktree,
             check_meter,
-            check_on_end,
+            parts.check,
             servers.check,
         )
         self._last: tuple[Step, ...] = (gateway.have, check_worktree)

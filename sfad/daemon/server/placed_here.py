@@ -7,8 +7,8 @@ from msgspec.structs import replace
 from ...agents.setup_reader import NO_SETUPS
 from ...core.state.access import Peer
 from ...core.state.request import Asked
-from ...hooks.event_hooks import CHANNEL
 from ...runs.live import Live
+from ...start.steps import CHANNELS
 from ..loop.runtime import Runtime
 
 
@@ -22,7 +22,7 @@ async def prepare_here(runtime: Runtime, live: Live) -> Asked:
         user=run.user,
         owner=uid in (0, os.geteuid()),
         run=live.caller,
-        hook=run.birth.channel == CHANNEL,
+        channel=run.birth.channel if run.birth.channel in CHANNELS else None,
     )
     order = replace(live.order, placing=None, ship=live.parts.ship)
     around = runtime.starting.around(order, peer, live.credentials)

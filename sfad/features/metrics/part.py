@@ -21,5 +21,7 @@ def part(heart: Heart) -> Part:
         verbs={Metrics: metrics},
         serve=endpoint.serve,
         reconfigure=lambda: endpoint.reconfigure(heart.section("metrics", MetricsConfig)),
-        status=lambda: {"metrics": endpoint.listen, "metrics_trouble": endpoint.trouble},
+        status=lambda peer, _scope: (
+            {"metrics": endpoint.listen, "metrics_trouble": endpoint.trouble} if peer.owner else {}
+        ),
     )

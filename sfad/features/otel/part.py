@@ -13,6 +13,8 @@ def part(heart: Heart) -> Part:
     return Part(
         serve=process.serve,
         reconfigure=lambda: process.reconfigure(heart.section("otel", OtelConfig)),
-        status=lambda: {"otel": process.endpoint, "otel_trouble": process.trouble},
+        status=lambda peer, _scope: (
+            {"otel": process.endpoint, "otel_trouble": process.trouble} if peer.owner else {}
+        ),
         is_own=lambda pid: pid == process.pid,
     )

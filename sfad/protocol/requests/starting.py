@@ -190,6 +190,10 @@ class Spawn(Request, tag="spawn"):
     counts instead of that of the ended run."""
 
 
+OF_FEATURES = ("on_end",)
+"""Fields of `Spawn` that a feature carries out. A daemon without it refuses them."""
+
+
 class Recall(Request, tag="recall"):
     """Ask what a run was started with, in order to start it again (docs/guard.md#again). It needs
     the permission for `info`. Answered by `Recalled`; `wrong_state` if the request is not kept."""

@@ -1,5 +1,4 @@
-"""Verbs about the daemon itself: `status`, `plans`, `config`, `reload`, `agents`, `test_hook`,
-`prune`."""
+"""Verbs about the daemon itself: `status`, `plans`, `config`, `reload`, `agents`, `prune`."""
 
 import os
 from collections.abc import Iterable
@@ -14,12 +13,10 @@ from ....core.state.access import EVERYTHING
 from ....core.state.alerts import subject_of
 from ....core.state.budgets import Budget, to_usd
 from ....core.state.quotas import QuotaUse
-from ....hooks.reports import OUTPUT
 from ....host import systemd
 from ....host.clock import wall_clock
 from ....host.probe import user_name
-from ....processes.contained_commands import CommandResult
-from ....protocol.errors import bad_request, check_most, unavailable
+from ....protocol.errors import bad_request
 from ....protocol.messages import (
     AgentList,
     Agents,
@@ -28,16 +25,13 @@ from ....protocol.messages import (
     DaemonInfo,
     DaemonStatus,
     GatewayInfo,
-    HookTested,
     ListSubscriptions,
     Prune,
     Reload,
     Reloaded,
     SubscriptionInfo,
     SubscriptionList,
-    TryHook,
 )
-from ....protocol.sanitise import clean
 from ....protocol.types import AlertState, BudgetState, QuotaState, Status
 from ....runs.live import Live
 from ....runs.showing import accounts_of, all_alerts
@@ -101,18 +95,12 @@ def status(asker: Asker, _request: DaemonInfo) -> None:
             shim_dir=str(shims.path),
             quotas=_quotas(asker) if scope.run is None else [],
             alerts=_alerts(asker, mine),
-            hooks=runtime.hooking.on_events.states() if everything else [],
-            on_ends=[
-                each
-                for each in runtime.hooking.end_hooks.states()
-                if runtime.catalogue.knows(each.run_id, scope)
-            ],
             cost_usd=_cost(asker),
             window_s=runtime.machine.policy.alerts.window,
             plans=_subscriptions(asker),
             limit_share=runtime.machine.policy.alerts.limit_share,
             shims=list(shims.programs) if shims.open_to(asker.peer.uid) else [],
-            **(runtime.parts.status() if trusted else {}),
+            **runtime.parts.status(asker.peer, scope),
         )
     )
 
@@ -238,40 +226,6 @@ def agents(asker: Asker, _request: Agents) -> None:
     asker.reply(
         AgentList(id=asker.id, agents=[entry.info for entry in asker.runtime.agents.values()])
     )
-
-
-# ---- `test_hook`: execute a hook of the config for an invented event
-
-
-@answers(TryHook)
-def test_hook(asker: Asker, request: TryHook) -> None:
-    hooking = asker.runtime.hooking
-    check_most("characters of an event's type", len(request.event), 64)
-    if request.name not in hooking.on_events.names:
-        known = ", ".join(hooking.on_events.names) or "none"
-        raise bad_request(f"no hook is called {request.name[:80]!r}; in the config: {known}")
-    types = hooking.on_events.types_of(request.name)
-    event = request.event or ("run_failed" if "run_failed" in types else types[0])
-    if event not in types:
-        raise bad_request(
-            f"{event!r} does not start hook '{request.name}'; its 'on' matches: {', '.join(types)}"
-        )
-
-    async def execute() -> CommandResult:
-        result = await hooking.on_events.test(request.name, hooking.test_event(event))
-        if result is None:
-            raise unavailable(
-                f"hook '{request.name}' is being tested by several clients; try again later"
-            )
-        return result
-
-    def reply(result: CommandResult) -> HookTested:
-        output = clean(result.output)[-OUTPUT:]
-        return HookTested(
-            id=asker.id, how=result.how, ok=result.ok, output=output, elapsed_s=result.elapsed_s
-        )
-
-    asker.later(execute, reply)
 
 
 # ---- `prune`: remove rows and output of trees that have ended

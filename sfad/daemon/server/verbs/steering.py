@@ -102,7 +102,7 @@ def stop(asker: Asker, request: Stop) -> None:
     if request.sessions:
         _check_sessions(asker, request)
     check_signal(request.signal, valid_signals())
-    try:  # the core checks it too, but a command of `--on-end` would have been cancelled by then
+    try:  # the core checks it too, but features would have been told of the stop by then
         check_grace(request.grace)
     except Invalid as invalid:
         raise bad_request(str(invalid)) from invalid
@@ -111,7 +111,8 @@ def stop(asker: Asker, request: Stop) -> None:
         raise bad_request("say what to stop: runs, a name, labels, or everything")
     named = [asker.resolve(handle).id for handle in request.runs]
     for run in named:
-        asker.runtime.hooking.end_hooks.cancel(run)
+        for tell in asker.runtime.parts.stopped:
+            tell(run)
     runs = tuple(dict.fromkeys([*named, *filtered(asker, request, "stop")]))
     asker.ask(e.StopRequested, runs, request.signal, request.grace)
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from sfad.hooks.event_hooks import program_trouble
+from sfad.features.hooks.programs import program_trouble
 from tests.harness import as_root
 
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfad.hooks.fair_queue import FairQueue
+from sfad.features.hooks.fair_queue import FairQueue
 
 MOST = 8
 PUSHES = st.lists(st.tuples(st.sampled_from(["Ua", "Ub", "Vc"]), st.integers(0, 2)), max_size=60)

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 import trio
 from msgspec import UNSET
 
-from ..core.life.lifecycle import severity_of_end
-from ..host.tasks import Background
-from ..processes.contained_commands import CommandResult, ContainedCommand, ContainedCommands
-from ..protocol.messages import OnEndState
-from ..protocol.types import Event, Isolation, RunId, RunInfo
-from ..runs.live import OnEnd
+from ...core.life.lifecycle import severity_of_end
+from ...host.tasks import Background
+from ...processes.contained_commands import CommandResult, ContainedCommand, ContainedCommands
+from ...protocol.messages import OnEndState
+from ...protocol.types import Event, Isolation, RunId, RunInfo
 from .fair_queue import FairQueue
 from .reports import HookLabel, HookReports, event_json, event_variables
+from .saved import OnEnd
 
 TIMEOUT = 30.0
 """Seconds that one may take."""
@@ -42,11 +42,12 @@ class EndHooks:
     """Deletes what is saved of these runs."""
     sandbox_of: Callable[[Isolation], list[bytes]]
     """Returns `LaunchSpec.sandbox`. Raises `OSError`."""
+    resting: bool = False
+    """It starts nothing."""
     _queue: FairQueue[RunId] = field(default_factory=lambda: FairQueue(WAITING))
     _ended: dict[RunId, tuple[OnEnd, Event]] = field(default_factory=dict)
     """Runs whose command waits or is executed."""
     _running: dict[RunId, trio.CancelScope] = field(default_factory=dict)
-    _resting: bool = False
     _idle: trio.lowlevel.ParkingLot = field(default_factory=trio.lowlevel.ParkingLot)
 
     def ended(self, info: RunInfo, hook: OnEnd) -> None:
@@ -61,7 +62,7 @@ class EndHooks:
         self._start()
 
     def _start(self) -> None:
-        while not self._resting and len(self._running) < AT_ONCE_IN_ALL + AT_ONCE_RESERVED:
+        while not self.resting and len(self._running) < AT_ONCE_IN_ALL + AT_ONCE_RESERVED:
             most = AT_ONCE if len(self._running) < AT_ONCE_IN_ALL else 1
             executed = Counter(self._ended[run][0].uid for run in self._running)
             next_run = self._queue.pop([uid for uid, count in executed.items() if count >= most])
@@ -74,7 +75,7 @@ class EndHooks:
         try:
             result = await self._execute(*self._ended[run], scope)
             # else the next daemon executes it again
-            if not (scope.cancelled_caught and self._resting):
+            if not (scope.cancelled_caught and self.resting):
                 self.reports.ended(self._label_of(run), result, f"{self._ended[run][1].type} {run}")
                 self._done(run)
         finally:
@@ -126,11 +127,11 @@ class EndHooks:
 
     async def rest(self, within: float, *, queued: bool) -> None:
         """As `EventHooks.rest`."""
-        self._resting = not queued
+        self.resting = not queued
         with trio.move_on_after(within):
             while self._running or (queued and len(self._queue)):
                 await self._idle.park()
-        self._resting = True
+        self.resting = True
         for scope in self._running.values():
             scope.cancel()
         while self._running:
@@ -138,7 +139,7 @@ class EndHooks:
 
     def go_on(self) -> None:
         """Undo `rest`."""
-        self._resting = False
+        self.resting = False
         waiting = set(self._queue)
         for run, (hook, _) in self._ended.items():
             if run not in waiting:

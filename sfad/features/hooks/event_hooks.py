@@ -6,73 +6,22 @@ saved, so a daemon that follows a killed one starts again what was not finished:
 exactly once, because what a killed daemon had started may have done its work.
 """
 
-import os
-import shutil
-import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from pathlib import Path
 
 import trio
 
-from ..config import Hook
-from ..core.context import MAX_EVENTS, EventRate
-from ..host.tasks import Background
-from ..processes.contained_commands import CommandResult, ContainedCommand, ContainedCommands
-from ..protocol.event_types import HOOK_TYPES
-from ..protocol.messages import HookState
-from ..protocol.types import SEVERITIES, Event, RunId
+from ...core.context import MAX_EVENTS, EventRate
+from ...host.tasks import Background
+from ...processes.contained_commands import CommandResult, ContainedCommand, ContainedCommands
+from ...protocol.event_types import HOOK_TYPES
+from ...protocol.messages import HookState
+from ...protocol.types import SEVERITIES, Event, RunId
 from .fair_queue import FairQueue
+from .feature import CHANNEL, Hook
+from .programs import program_trouble
 from .reports import HookLabel, HookReports, event_json, event_variables
-
-# ---- Whether the program of a hook can be executed, and whether only its user and root can change
-# it
-
-
-def program_trouble(command: Sequence[str], path: str | None = None) -> str | None:
-    """Return why a command cannot be a hook; `None` if it can. As root, its program must not be
-    writable by another user: that user would be root at the next event. `path`: directories to
-    search it in."""
-    found = shutil.which(command[0], path=path)
-    if found is None:
-        absent = "/" in command[0] and not os.path.exists(command[0])
-        return (
-            f"{command[0]} "
-            f"{'does not exist' if absent or '/' not in command[0] else 'is not executable'}"
-        )
-    if os.geteuid() != 0:
-        return None
-    script = next(
-        (word for word in command[1:] if word.startswith("/") and os.path.isfile(word)), None
-    )
-    for file in filter(None, (found, script)):
-        for place in _places(file):
-            if (why := _writable_by_others(place)) is not None:
-                return f"{place} {why}, and this daemon is root's: chown root and chmod go-w"
-    return None
-
-
-def _places(file: str) -> Iterator[Path]:
-    """Yield the file and the directories that lead to it."""
-    real = Path(os.path.realpath(file))
-    yield real
-    yield from real.parents
-
-
-def _writable_by_others(path: Path) -> str | None:
-    try:
-        found = path.stat()
-    except OSError as error:
-        return f"cannot be looked at ({error.strerror})"
-    if found.st_uid != 0:
-        return "belongs to another user than root"
-    sticky = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
-    return "is writable by others" if found.st_mode & 0o022 and not sticky else None
-
-
-# ---- Starts the commands
-
 
 WAITING = 256
 """Events that wait for one hook."""
@@ -81,10 +30,6 @@ AT_ONCE = 4
 AT_ONCE_IN_ALL = 8
 """Of all hooks. One of which nothing runs is started nevertheless, so that hooks which hang hold up
 no other."""
-
-CHANNEL = "hook"
-"""The channel of runs that a hook starts. Their events start no hook, else a hook could start
-itself for ever."""
 
 
 @dataclass(slots=True)
@@ -129,11 +74,12 @@ class EventHooks:
     save: Callable[[dict[str, int]], None]
     """Saves how far each hook has come."""
     uid_of: Callable[[RunId], int | None]
+    resting: bool = False
+    """It starts nothing."""
     _hooks: dict[str, _Hook] = field(default_factory=dict)
     _rate: EventRate = field(default_factory=EventRate)
     """Of the events of a run: a hook may cause such events itself, such as one that resumes what
     another pauses."""
-    _resting: bool = False
     _idle: trio.lowlevel.ParkingLot = field(default_factory=trio.lowlevel.ParkingLot)
 
     def configure(self, hooks: Mapping[str, Hook], last: int, saved: Mapping[str, int]) -> None:
@@ -192,7 +138,7 @@ class EventHooks:
 
     def _start(self) -> None:
         """Start what may start: of the hooks with fewest processes first."""
-        while not self._resting:
+        while not self.resting:
             most = (
                 AT_ONCE
                 if sum(len(hook.running) for hook in self._hooks.values()) < AT_ONCE_IN_ALL
@@ -215,7 +161,7 @@ class EventHooks:
     async def _run(self, name: str, hook: _Hook, event: Event, scope: trio.CancelScope) -> None:
         try:
             result = await self._execute(hook.config, event, scope)
-            if self._resting and scope.cancelled_caught:  # the next daemon starts it again
+            if self.resting and scope.cancelled_caught:  # the next daemon starts it again
                 self._push(hook, event)
                 return
             hook.ended += 1
@@ -278,13 +224,13 @@ class EventHooks:
     async def rest(self, within: float, *, queued: bool) -> None:
         """Let hooks that run end, and with `queued` those that wait, within so many seconds; then
         end them. The next daemon starts again what was not finished."""
-        self._resting = not queued
+        self.resting = not queued
         with trio.move_on_after(within):
             while any(
                 hook.running or (queued and len(hook.queue)) for hook in self._hooks.values()
             ):
                 await self._idle.park()
-        self._resting = True
+        self.resting = True
         for hook in self._hooks.values():
             for scope in hook.running.values():
                 scope.cancel()
@@ -293,7 +239,7 @@ class EventHooks:
 
     def go_on(self) -> None:
         """Undo `rest`."""
-        self._resting = False
+        self.resting = False
         self._start()
 
     def _save(self) -> None:

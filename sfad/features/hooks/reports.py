@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import msgspec
 import trio
 
-from ..host.log import Log
-from ..host.metrics import Counts
-from ..processes.contained_commands import KEPT, CommandResult
-from ..protocol.event_types import EventType
-from ..protocol.redaction import redacted_end, redacted_object
-from ..protocol.sanitise import clean
-from ..protocol.types import Event, RunId, Severity
+from ...host.log import Log
+from ...host.metrics import Counts
+from ...processes.contained_commands import KEPT, CommandResult
+from ...protocol.event_types import EventType
+from ...protocol.redaction import redacted_end, redacted_object
+from ...protocol.sanitise import clean
+from ...protocol.types import Event, RunId, Severity
 
 OUTPUT = KEPT // 4
 """Characters that are shown of what a hook prints: a secret of which a part is shown is found by

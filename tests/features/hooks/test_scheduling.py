@@ -10,17 +10,17 @@ from typing import cast
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from sfad.config import Hook
 from sfad.core.context import MAX_EVENTS, WINDOW
-from sfad.hooks.end_hooks import AT_ONCE, AT_ONCE_IN_ALL, AT_ONCE_RESERVED, EndHooks
-from sfad.hooks.event_hooks import WAITING, EventHooks
-from sfad.hooks.reports import HookReports
+from sfad.features.hooks.end_hooks import AT_ONCE, AT_ONCE_IN_ALL, AT_ONCE_RESERVED, EndHooks
+from sfad.features.hooks.event_hooks import WAITING, EventHooks
+from sfad.features.hooks.feature import Hook
+from sfad.features.hooks.reports import HookReports
+from sfad.features.hooks.saved import OnEnd
 from sfad.host.log import Log
 from sfad.host.metrics import Counts
 from sfad.host.tasks import Background
 from sfad.processes.contained_commands import CommandResult, ContainedCommand, ContainedCommands
 from sfad.protocol.types import Event, RunId, Severity, Status
-from sfad.runs.live import OnEnd
 from tests.ledger.samples import run as ended_run
 
 TRUE = CommandResult("exit code 0", ok=True, output=b"", elapsed_s=0.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sfad.hooks.reports import event_variables
+from sfad.features.hooks.reports import event_variables
 from sfad.protocol.types import Event
 
 

@@ -1,0 +1,41 @@
+"""The declaration."""
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from ...config_values import COMMAND, EVENTS
+from ...core.state.access import Access
+from ...core.state.policy import DURATION
+from ...feature import Feature, Section
+from .messages import TryHook
+
+
+class Hook(Struct, frozen=True, kw_only=True):
+    """A command that is started at events (docs/hooks.md)."""
+
+    on: Annotated[tuple[str, ...], Meta(min_length=1, extra=EVENTS)]
+    command: Annotated[tuple[str, ...], Meta(min_length=1, extra=COMMAND)]
+    timeout: Annotated[float, Meta(ge=1, le=600, extra=DURATION)] = 30.0
+
+
+Hooks = dict[str, Hook]
+"""By name."""
+
+CHANNEL = "hook"
+"""The channel of runs that a hook starts. Their events start no hook, else a hook could start
+itself for ever."""
+
+DONE, ON_END = "hooks", "onend/"
+"""Keys of the spool: how far each hook has come, and before a run's id its command of
+`--on-end`."""
+
+FEATURE = Feature(
+    sections=(Section("hooks", Hooks, array=True),),
+    verbs={TryHook: Access("admin", inside=False, narrowed_by=None, scope="none")},
+    asked=("on_end",),
+    saved=(DONE, ON_END),
+    channels={CHANNEL: "runs which a hook starts"},
+    check="programs",
+    part="part",
+)

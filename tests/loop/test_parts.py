@@ -1,0 +1,96 @@
+"""When parts of features are loaded, and what they are told then."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+import trio
+
+from sfad.core.state.access import Peer
+from sfad.daemon.loop.seam import Heart, Part, Parts
+from sfad.feature import Feature
+from sfad.protocol.errors import RequestError
+from sfad.protocol.messages import Spawn
+from sfad.protocol.requests.starting import OF_FEATURES
+from sfad.start.prepared import Prepared
+from sfad.start.surroundings import Surroundings
+
+ENDING = Feature(asked=("on_end",), part="part")
+NONE = cast(Heart, None)
+
+
+class Told(list[str]):
+    def part(self, _heart: Heart) -> Part:
+        self.append("loaded")
+
+        async def rest() -> None:
+            self.append("rest")
+
+        return Part(
+            begin=lambda: self.append("begin"),
+            check=lambda _p, _around: self.append("check"),
+            rest=rest,
+            go_on=lambda: self.append("go on"),
+        )
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Told:
+    made = Told()
+    part = SimpleNamespace(part=made.part)
+    for name in ("sfad.features.ending", "sfad.features.ending.part"):
+        monkeypatch.setitem(sys.modules, name, part)
+    return made
+
+
+def check(parts: Parts, **order: str) -> None:
+    request = Spawn(id=0, argv=[b"true"], cwd=b"/", env=[], **order)  # type: ignore[arg-type]
+    around = Surroundings(
+        order=request,
+        peer=Peer(0, "root"),
+        user=None,
+        client=1,
+        live={},
+        agents={},
+        find=lambda _: None,
+    )
+    parts.check(Prepared.of(request), around)
+
+
+def test_what_only_an_absent_feature_could_do_is_refused() -> None:
+    for asked in OF_FEATURES:
+        with pytest.raises(RequestError, match=f"no feature that carries out '{asked}'"):
+            check(Parts({}, NONE), **{asked: "true"})
+    check(Parts({}, NONE))
+
+
+def test_a_request_loads_the_part_that_it_asks_for(told: Told) -> None:
+    parts = Parts({"ending": ENDING}, NONE)
+    parts.begin()
+    check(parts)
+    assert told == []
+    check(parts, on_end="true")
+    assert told == ["loaded", "begin", "check"]
+    check(parts)
+    assert told[3:] == ["check"]
+
+
+def test_a_part_begins_when_the_daemon_has(told: Told) -> None:
+    parts = Parts({"ending": ENDING}, NONE)
+    check(parts, on_end="true")
+    assert told == ["loaded", "check"]
+    parts.begin()
+    assert told[2:] == ["begin"]
+
+
+def test_a_part_that_is_loaded_while_the_daemon_rests_waits_until_it_goes_on(told: Told) -> None:
+    parts = Parts({"ending": ENDING}, NONE)
+    parts.begin()
+    trio.run(parts.rest)
+    check(parts, on_end="true")
+    assert told == ["loaded", "check"]
+    parts.go_on()
+    assert told[2:] == ["go on"]
