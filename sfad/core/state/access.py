@@ -159,9 +159,6 @@ class AccessRules:
     features: Mapping[str, Access] = field(default_factory=dict)
     """As `TABLE`, of the verbs of features."""
 
-    def of(self, verb: str) -> Access:
-        return TABLE.get(verb) or self.features[verb]
-
     def is_admin(self, peer: Peer) -> bool:
         """Return whether the peer's user may do everything with the runs of all users: the
         operator, root, the admin group."""
@@ -248,7 +245,7 @@ def why_verb_refused(
 ) -> str | None:
     """Return why the peer may not use this verb at all, or `None`. `permissions` are those of the
     run that it is in."""
-    access = rules.of(verb)
+    access = TABLE.get(verb) or rules.features[verb]
     if peer.unidentified:
         return f"the calling process could not be identified: {peer.unidentified}"
     # it reads what agents send, so it gets no other rights, whatever its user may do
@@ -310,7 +307,7 @@ def why_target_refused(
     A peer inside a run may use verbs on this run and its descendants only, whatever its uid."""
     if peer.run is None or peer.run in lineage:
         return None
-    said = rules.of(verb).said or f"'{verb}'"
+    said = (TABLE.get(verb) or rules.features[verb]).said or f"'{verb}'"
     return (
         f"run {peer.run} may not use {said} on run {lineage[-1]}: "
         f"it is not in the subtree of {peer.run}"
