@@ -192,13 +192,13 @@ def _remove(
     if record.gone:  # it was removed before, and its record tells where its work is kept
         if not known and (ref := _not_landed(record)):
             done.branches.append({**kept, "ref": output.utf8(ref)})
-        if not wanted.dry_run and not (
-            known and (commits or not worktrees.forget(record, os.environ))
-        ):
-            worktrees.remove(record, os.environ, branch=not commits)
+        if not wanted.dry_run:
+            landed = worktrees.forget(record, os.environ)
+            if not known or (landed and not commits):
+                worktrees.remove(record, os.environ, branch=not commits)
         return
     why = worktrees.changes(record, os.environ) or (
-        "it has commits that are in no other branch" if commits else None
+        "it has commits that only branches of runs have" if commits else None
     )
     if why is not None and not every:
         done.kept.append({**named, "why": why})

@@ -166,7 +166,10 @@ def around(cwd: str) -> Record | None:
 
 def records(env: Mapping[str, str]) -> Iterator[Record]:
     """Yield the records of the user's worktrees."""
-    top = os.path.realpath(directory(env))
+    return _records_in(os.path.realpath(directory(env)))
+
+
+def _records_in(top: str) -> Iterator[Record]:
     with Ignoring():
         for name in sorted(os.listdir(top)):
             if (
@@ -487,7 +490,7 @@ def git_files(record: Record) -> str:
 
 @dataclass
 class Left:
-    """What of a run is in its worktree and in no other branch."""
+    """What of a run is in its worktree and in no branch but those of runs."""
 
     files: int
     """That are not committed."""
@@ -570,7 +573,7 @@ def _is_landed(record: Record, env: Mapping[str, str]) -> bool:
 
 def has_commits(record: Record, env: Mapping[str, str]) -> bool:
     """Return whether the worktree or its branch has commits that were made there and are in no
-    other branch. Raise `GitError`."""
+    branch but those of runs. Raise `GitError`."""
     if not os.path.isdir(record.repository):
         return False
     tips = []
@@ -589,8 +592,13 @@ def _count(
 ) -> int:
     at = At("/", own(env), record.repository)
     tips += [f"refs/heads/{record.branch}"] if exists(record.branch, at) else []
+    # The branch of a child begins with the commits of its parent. If each counted as the other's
+    # place for them, both would be removed as branches without commits of their own.
+    siblings = _records_in(os.path.dirname(record.path))
+    runs = {each.branch for each in siblings if each.repository == record.repository}
     others = [record.start, *landed]
-    others += [f"--exclude={record.branch}", "--branches", "--remotes", "--tags"]
+    others += [f"--exclude={branch}" for branch in sorted({record.branch, *runs})]
+    others += ["--branches", "--remotes", "--tags"]
     return int(git("rev-list", "--count", *tips, "--not", *others, at=at)) if tips else 0
 
 

@@ -453,7 +453,7 @@ def test_prune_removes_what_has_no_changes_and_names_the_others(
     assert sorted(line.partition("): ")[2] for line in kept) == [
         "git does not know it as a worktree any more",
         "it has changes that are not committed",
-        "it has commits that are in no other branch",
+        "it has commits that only branches of runs have",
     ]
     assert (
         json.loads(repository.sfactl(daemon, "prune", "--worktrees", "--json"))["worktrees_kept"]
@@ -626,6 +626,54 @@ def test_prune_names_the_branches_with_work_that_has_not_landed(
         f"kept {lost.branch}, which has commits that have not landed: git merge {lost.branch}"
     ]
     assert repository.git("branch", "--list", lost.branch or "") != ""
+
+
+@pytest.mark.parametrize("names", [("parent", "child"), ("a", "z")])
+def test_commits_that_only_branches_of_runs_have_are_told_and_stay(
+    daemon: Daemon, repository: Repository, names: tuple[str, str]
+) -> None:
+    """The branch of a child begins with the commits of its parent, and may have none of its own."""
+    commit = "echo mine > mine; git add mine; git commit -qm mine"
+    parent = repository.run(daemon, commit, name=names[0])
+    child = repository.run(daemon, "true", name=names[1], cwd=os.fsencode(parent.cwd))
+    assert child.branch != parent.branch
+    told = repository.sfactl(daemon, "why", parent.id, child.id)
+    assert f"{parent.id}: 1 commit to land: sfactl land {parent.id}" in told
+    assert f"land {child.id}" not in told
+    repository.sfactl(daemon, "land", child.id, "--onto", parent.branch or "", cwd=repository.path)
+    said = repository.sfactl(daemon, "prune", "--keep", "0")
+    assert f"kept the worktree {parent.worktree}" in said
+    said = repository.sfactl(daemon, "prune", "--worktrees")
+    assert f"kept {parent.branch}, which has commits that have not landed" in said
+    branches = repository.git("branch", "--format=%(refname:short)", "--contains", ":/mine")
+    assert branches.split() == [parent.branch]
+
+
+def test_what_a_child_has_landed_on_its_parent_is_told_once(
+    daemon: Daemon, repository: Repository
+) -> None:
+    parent = repository.run(daemon, "true", name="parent")
+    child = repository.run(daemon, "echo c > c", name="child", cwd=os.fsencode(parent.cwd))
+    repository.sfactl(daemon, "land", child.id, "--onto", parent.branch or "", cwd=repository.path)
+    told = repository.sfactl(daemon, "why", parent.id, child.id)
+    assert f"{parent.id}: 1 commit to land: sfactl land {parent.id}" in told
+    assert f"land {child.id}" not in told
+    repository.sfactl(daemon, "land", parent.id, cwd=repository.path)
+    assert "sfactl land" not in repository.sfactl(daemon, "why", parent.id, child.id)
+    said = repository.sfactl(daemon, "prune", "--keep", "0")
+    assert "removed 2 worktrees" in said
+    assert repository.git("branch", "--list", "sfad/*") == ""
+
+
+def test_prune_of_a_run_removes_the_ref_of_what_has_landed(
+    daemon: Daemon, repository: Repository
+) -> None:
+    run = repository.run(daemon, "echo kept > notes")
+    repository.sfactl(daemon, "prune", "--worktrees")
+    assert repository.git("for-each-ref", "refs/sfad") != ""
+    repository.sfactl(daemon, "land", run.id, cwd=repository.path)
+    repository.sfactl(daemon, "prune", "--keep", "0")
+    assert repository.git("for-each-ref", "refs/sfad") == ""
 
 
 def test_prune_removes_what_no_commit_can_keep_only_if_the_person_says_so(
