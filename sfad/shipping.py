@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO, Self
 
-from .git.commands import At, GitError, own, raw
+from .git.commands import SETTINGS, At, GitError, own, raw
 from .git.worktrees import around
 
 MOST_FILES = 200_000
@@ -283,7 +283,8 @@ def _in_repository(root: str, env: Mapping[str, str]) -> bool:
 def _plain(env: Mapping[str, str]) -> dict[str, str]:
     """Return an environment in which git obeys neither the user's settings nor those of a
     repository around it."""
-    return own(env) | {
+    unset = {name: value for name, value in own(env).items() if name not in SETTINGS}
+    return unset | {
         "GIT_CONFIG_GLOBAL": os.devnull,
         "GIT_CONFIG_NOSYSTEM": "1",
         "HOME": "/nonexistent",

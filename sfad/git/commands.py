@@ -23,6 +23,9 @@ LOCAL = (
 """Variables that belong to one repository (git rev-parse --local-env-vars), such as a hook of git
 sets. In another worktree they would lead git back."""
 
+SETTINGS = ("GIT_CONFIG_PARAMETERS", "GIT_CONFIG_COUNT")
+"""Variables with settings of a person, which `git -c` sets, too. They belong to no repository."""
+
 SWITCHES = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
 """Before the words of a command that only looks: it executes no program for that."""
 

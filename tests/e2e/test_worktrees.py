@@ -16,7 +16,7 @@ import pytest
 
 from sfad.core.state.run import run_id, run_number
 from sfad.git import worktrees
-from sfad.git.commands import LOCAL
+from sfad.git.commands import LOCAL, SETTINGS
 from sfad.protocol import messages as m
 from sfad.protocol.types import Isolation, RunInfo, Status, Worktree
 from tests.conftest import Start
@@ -879,9 +879,7 @@ def test_the_variables_of_one_repository_are_those_of_git() -> None:
     said = subprocess.run(
         ["git", "rev-parse", "--local-env-vars"], capture_output=True, text=True, check=True
     )
-    # which `git -c` sets, and a person: they are settings, and of no repository
-    settings = {"GIT_CONFIG_PARAMETERS", "GIT_CONFIG_COUNT"}
-    assert set(said.stdout.split()) - settings <= set(LOCAL)
+    assert set(said.stdout.split()) - {*SETTINGS} <= set(LOCAL)
 
 
 @pytest.mark.parametrize("isolation", ISOLATIONS)
