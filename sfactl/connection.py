@@ -575,8 +575,8 @@ def explain(path: str, error: OSError) -> Unreachable:
             path,
             "refused",
             "the socket exists, but no process listens on it: "
-            "the daemon has died, or is starting or stopping. Its runs continue; "
-            "start it again with 'sfad serve' or the next 'sfactl spawn'",
+            "the daemon has died, and its runs continue, or it is starting or stopping. "
+            "Start it again with 'sfad serve' or the next 'sfactl spawn'",
         )
     if isinstance(error, TimeoutError) or error.errno == errno.EAGAIN:
         return Unreachable(

@@ -151,6 +151,12 @@ def find(ask: Ask, name: str) -> RunInfo:
         raise Quit(
             ExitCode.REFUSED, f"run {run.id} has no worktree of its own; it worked in {run.cwd}"
         )
+    if run.reason is not None and run.reason.kind == "no_daemon":
+        raise Quit(
+            ExitCode.REFUSED,
+            f"whether run {run.id} has ended is not known, because no daemon is running: start one "
+            f"(sfad serve), then: sfactl land {run.id}",
+        )
     if not run.status.terminal:
         raise Quit(
             ExitCode.REFUSED,

@@ -42,8 +42,10 @@ def troubles(run: RunInfo, now: datetime, limit_share: float = NEAR) -> Iterator
         yield f"repeats itself: {output.plain(run.repeating.sentence)}"
     if run.cut is not None:
         yield f"has an unfinished answer: {output.plain(run.cut)}"
-    for state in near(run, limit_share):
-        yield f"is near its limit: {state.kind} {of(state)}"
+    if run.status is not Status.STOPPING:  # else its reason tells the limit that counted
+        for state in near(run, limit_share):
+            place = "over" if share(state) > 1 else "near"
+            yield f"is {place} its limit: {state.kind} {of(state)}"
 
 
 def near(run: RunInfo, limit_share: float = NEAR) -> list[LimitState]:

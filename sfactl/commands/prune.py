@@ -86,9 +86,12 @@ def prune(
             _tell(found, dry_run=dry_run)
         if removed:
             print(f"{'would remove' if dry_run else 'removed'} {counted(len(removed), 'worktree')}")
+            for path in removed if dry_run else ():
+                print(output.plain(f"  {path}"))
         verb = "would keep" if dry_run else "kept"
         for each in done.saved:
-            print(output.plain(f"  {verb} its changes as {each['ref']}: {_next_step(each)}"))
+            changes = f"the changes of run {each['run']} as {each['ref']}"
+            print(output.plain(f"  {verb} {changes}: {_next_step(each)}"))
         for each in done.branches:
             print(
                 output.plain(

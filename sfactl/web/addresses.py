@@ -78,11 +78,11 @@ def print_link(wanted: WebOptions) -> int:
             "start one with sfactl web, or keep one with sfad install --web"
         )
     directory, console = found[name]
-    _print(console, Logins(directory).link(), wanted.listen.port)
+    _print(console, Logins(directory).link(), name.rpartition(":")[2])
     return ExitCode.DONE
 
 
-def _print(console: Running, token: str, port: int) -> None:
+def _print(console: Running, token: str, port: str) -> None:
     reached = [each for each in console.origins if not _is_loopback(each)]
     links = [login_link(origin, token) for origin in reached or console.origins]
     print(f"open {links[0]}")

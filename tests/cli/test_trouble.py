@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+import pytest
+
 from sfactl import output
 from sfactl.commands import tree, why
 from sfactl.commands.info import moments
@@ -35,6 +37,20 @@ def test_why_says_the_trouble_first_with_its_numbers_and_since_when() -> None:
         "it is near its limit: turns 97 of 100 (97 %); it is near its limit: "
         "cost 4.10 of 5.00 USD (82 %); it is running; it is bounded by "
     )
+
+
+@pytest.mark.parametrize(
+    ("used", "place"), [(4.0, "near its limit: cost 4.00"), (5.1, "over its limit: cost 5.10")]
+)
+def test_a_limit_that_is_exceeded_is_not_only_near(used: float, place: str) -> None:
+    found = run(limits=[state(LimitKind.COST, 5.0, used=used)])
+    assert why.sentence(found, LATER).startswith(f"a1 (worker) is {place} of 5.00 USD (")
+
+
+def test_of_a_run_that_is_being_stopped_the_reason_comes_first() -> None:
+    limit, used = state(LimitKind.COST, 5.0, used=5.1), reason("limit", "used 5.10 USD")
+    found = run(Status.STOPPING, limits=[limit], reason=used)
+    assert why.sentence(found, LATER).startswith("a1 (worker) is stopping: used 5.10 USD")
 
 
 def test_a_run_that_waits_for_approval_shows_how_long_it_may() -> None:

@@ -1219,6 +1219,28 @@ def test_it_lands_while_no_daemon_runs(start: Start, repository: Repository) -> 
     assert f"{run.id} landed on 'main'" in done.stdout
 
 
+def test_without_a_daemon_nobody_is_told_to_wait_for_a_run_that_may_have_ended(
+    start: Start, repository: Repository
+) -> None:
+    daemon = start()
+    with daemon.client() as client:
+        run = started(client, ["sleep", "300"], **repository.options())
+    daemon.kill()
+    env = {name: value for name, value in daemon.env.items() if name != "SFA_SOCKET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "sfactl", "land", run.id],
+        env=env | repository.env | {"SFAD_STATE_DIR": str(daemon.state_dir)},
+        cwd=repository.path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    daemon.restart()
+    assert done.returncode == 1
+    assert f"whether run {run.id} has ended is not known" in done.stderr
+    assert f"start one (sfad serve), then: sfactl land {run.id}" in done.stderr
+
+
 @pytest.mark.needs("bwrap")
 @pytest.mark.parametrize("how", [None, "--patch"])
 def test_a_monitor_that_is_behind_does_not_let_an_isolated_run_land_over_edits(

@@ -594,7 +594,12 @@ def test_prune_keeps_the_changes_of_a_worktree_where_land_finds_them(
     )
     refs = [f"refs/sfad/{os.path.basename(run.worktree or '')}" for run in (first, second)]
     would = repository.sfactl(daemon, "prune", "--worktrees", "--dry-run")
-    assert f"would keep its changes as {refs[0]}: sfactl land {first.id}" in would
+    line = f"  would keep the changes of run {first.id} as {refs[0]}: sfactl land {first.id}"
+    assert line in would.splitlines()
+    assert would.splitlines()[:3] == [
+        "would remove 2 worktrees",
+        *(f"  {path}" for path in sorted(run.worktree or "" for run in (first, second))),
+    ]
     assert repository.git("for-each-ref", "refs/sfad") == ""
     saved = json.loads(repository.sfactl(daemon, "prune", "--worktrees", "--json"))[
         "worktrees_saved"

@@ -101,7 +101,7 @@ def test_a_link_for_another_device(common: Daemon, state: dict[str, str]) -> Non
         done = link(common, state)
         assert done.returncode == 0, done.stderr
         assert "on this machine only" in done.stderr
-        assert re.search(r"--listen \S+:\d+ --cert FILE", done.stderr)
+        assert re.search(rf"--listen \S+:{console.port} --cert FILE", done.stderr)
         [line] = done.stdout.splitlines()
         path = line.removeprefix(f"open {console.origin}")
         assert console.ask(path)[0] == 303
