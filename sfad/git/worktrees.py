@@ -516,10 +516,31 @@ def left(record: Record, env: Mapping[str, str]) -> Left:
     else:
         with Look(record, env) as look:
             files, head = _changed(look), look.git("rev-parse", "HEAD")
-    commits = _count(record, env, [head], landed)
+    commits = _count(record, env, [head], [*landed, *_of_switch(record)])
     if landed and (files or commits) and snapshot(record, env).tree in _trees(landed, at):
         return Left(0, _count(record, env, [], [*landed, head]))
     return Left(0 if files and _is_landed(record, env) else files, commits)
+
+
+def _of_switch(record: Record) -> list[str]:
+    """Return words for rev-list where the run works on another branch than its own: no work has
+    landed there. What that branch had before the run is not the run's."""
+    head = content(f"{record.admin}/HEAD") or ""
+    branch = head.removeprefix("ref: refs/heads/")
+    if record.isolated or branch in (head, record.branch):
+        return []
+    words = [f"--exclude={branch}"]
+    for line in (content(f"{record.admin}/logs/HEAD") or "").splitlines():
+        entry, _, message = line.partition("\t")
+        if message == f"Branch: renamed refs/heads/{record.branch} to refs/heads/{branch}":
+            return words
+        if message.startswith("checkout: ") and message.endswith(f" to {branch}"):
+            old, new, *_ = [*entry.split(" "), "", ""]
+            return words if new == old or not _COMMIT.fullmatch(new) else [new, *words]
+    return []
+
+
+_COMMIT = re.compile("[0-9a-f]{40,64}")
 
 
 def _changed(look: Look) -> int:

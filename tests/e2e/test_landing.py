@@ -675,6 +675,36 @@ def test_it_lands_from_the_console(daemon: Daemon, repository: Repository) -> No
 # ---- What the end of a run says
 
 
+@pytest.mark.parametrize(
+    ("script", "commits"),
+    [
+        ("git switch -qc own; {commit}", 1),
+        ("{commit}; git switch -qc own; {commit}", 2),
+        ("{commit}; git branch -m own; {commit}", 2),
+        ("git switch -q topic; {commit}", 1),
+        ("git switch -qc own topic; {commit}", 1),
+        ("git switch -q topic; git switch -q -; {commit}", 1),
+        ("git switch -qc own", 0),
+        ("git switch -q topic", 0),
+    ],
+)
+def test_commits_on_a_branch_that_the_agent_has_chosen_are_told(
+    daemon: Daemon, repository: Repository, script: str, commits: int
+) -> None:
+    repository.git("switch", "-qc", "topic")
+    repository.git("commit", "-q", "--allow-empty", "-m", "of the person")
+    repository.git("switch", "-q", "main")
+    commit = "echo more >> file; git commit -qam more"
+    run = repository.run(daemon, script.format(commit=commit))
+    assert run.exit_code == 0, daemon.errors(run.id)
+    told = f"{commits} commit{'s' * (commits > 1)} to land: sfactl land {run.id}"
+    assert told_of(repository, daemon, run) == (told if commits else "")
+    land(repository, daemon, run)
+    assert told_of(repository, daemon, run) == ""
+    text = (repository.sub / "file").read_text()
+    assert text == "one\n" + "more\n" * commits
+
+
 def test_the_end_of_a_run_says_what_is_there(daemon: Daemon, repository: Repository) -> None:
     script = "echo a > a; git add a; git commit -qm a; echo b > b; echo c > c; git add c"
     words = ["run", "--worktree", "--name", "w", "--", "sh", "-ec", script]
