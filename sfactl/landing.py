@@ -6,7 +6,7 @@ import codecs
 import importlib
 import os
 import pwd
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Protocol, TypeVar
 
 from msgspec.structs import replace
@@ -17,7 +17,7 @@ from sfad.git.landing import How, Landed, NotLanded, Work
 from sfad.protocol.requests.base import Reply, Request, RunReply
 from sfad.protocol.requests.listing import Info, List, RunList
 from sfad.protocol.requests.starting import Recall, Recalled
-from sfad.protocol.types import RunInfo
+from sfad.protocol.types import RunId, RunInfo
 from sfad.protocol.units import counted
 
 from . import output
@@ -176,15 +176,26 @@ def busy(ask: Ask, run: RunInfo) -> Mapping[str, str]:
     """Return the live runs that work in worktrees, by these. Raise `Quit` if one works in that of
     an ended run."""
     live = ask(List(id=0, rows=0), RunList).runs
-    found = {each.worktree: each.id for each in live if each.worktree is not None}
-    if run.worktree in found:
-        other = found[run.worktree]
+    if (other := living_in(run.worktree or "", live)) is not None:
         raise Quit(
             ExitCode.REFUSED,
             f"run {other} works in the worktree of run {run.id}: wait for it "
             f"(sfactl wait {other}) or stop it first",
         )
-    return found
+    return {each.worktree: each.id for each in live if each.worktree is not None}
+
+
+def living_in(worktree: str, live: Iterable[RunInfo]) -> RunId | None:
+    """Return the live run that works in a worktree, which may have been started by hand there;
+    `None` if there is none."""
+    return next(
+        (
+            each.id
+            for each in live
+            if each.worktree == worktree or f"{each.cwd}/".startswith(f"{worktree}/")
+        ),
+        None,
+    )
 
 
 def land(

@@ -12,7 +12,7 @@ from sfad.git.landing import alone as alone_in
 from sfad.git.record import Record
 from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.daemon import Prune, Pruned
-from sfad.protocol.requests.listing import Info
+from sfad.protocol.requests.listing import Info, List, RunList
 from sfad.protocol.types import ErrorCode
 from sfad.protocol.units import counted
 
@@ -20,6 +20,7 @@ from .. import output
 from ..app import app
 from ..connection import Client, DaemonError, connect
 from ..exits import ExitCode, UsageError
+from ..landing import living_in
 from ..options import COUNT, TIME, Json, Socket, flag
 
 
@@ -112,12 +113,13 @@ def prune(
                     f"kept the worktree {each['path']} (branch {each['branch']}): {each['why']}"
                 )
             )
-        if kept and not worktrees:
+        removable = [each for each in kept if "live" not in each]
+        if removable and not worktrees:
             output.note(
                 "sfactl prune --worktrees removes them, and those of all other ended runs, and "
                 "keeps changes as commits; --dry-run shows which"
             )
-        elif kept:
+        elif removable:
             output.note("sfactl prune --worktrees --yes removes them, with what is in them")
     for each in failed:
         output.note(
@@ -161,6 +163,7 @@ def _worktrees(client: Client, wanted: Prune, *, every: bool, alone: bool, yes: 
     """Remove worktrees of the caller's runs that were removed, or with `alone` have ended.
     `every`: also those with changes; `yes`: also with those that no commit can keep."""
     done = _Done()
+    live = client.call(List(id=0, rows=0), RunList).runs
     for record in worktrees.records(os.environ):
         if os.path.realpath(record.socket) != os.path.realpath(client.path):
             continue
@@ -172,6 +175,9 @@ def _worktrees(client: Client, wanted: Prune, *, every: bool, alone: bool, yes: 
             "branch": output.utf8(record.branch),
             "run": record.run,
         }
+        if (other := living_in(named["path"], live)) is not None:
+            done.kept.append({**named, "live": other, "why": f"run {other} works in it"})
+            continue
         try:
             with alone_in(os.path.dirname(record.path)):
                 _remove(record, named, known, wanted, done, every=every, yes=yes)

@@ -361,6 +361,19 @@ def test_a_live_run_and_a_run_in_the_same_worktree_are_refused(
     land(repository, daemon, first)
 
 
+def test_a_run_that_a_person_has_started_in_the_worktree_is_waited_for(
+    daemon: Daemon, repository: Repository
+) -> None:
+    run = repository.run(daemon, "echo two > file")
+    with daemon.client() as client:
+        there = os.fsencode(f"{run.worktree}/sub")
+        other = started(client, ["sleep", "300"], cwd=there, env=repository.options()["env"])
+        said = refused(repository, daemon, run)
+        assert f"run {other.id} works in the worktree of run {run.id}" in said
+        stopped(client, other.id)
+    assert land(repository, daemon, run)["landed"] == "merge"
+
+
 def test_a_run_without_a_worktree(daemon: Daemon, repository: Repository) -> None:
     run = repository.run(daemon, "true", None)
     assert "has no worktree of its own" in refused(repository, daemon, run)

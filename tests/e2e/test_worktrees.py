@@ -670,6 +670,34 @@ def test_what_a_child_has_landed_on_its_parent_is_told_once(
     assert repository.git("branch", "--list", "sfad/*") == ""
 
 
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_worktree_in_which_a_run_lives_stays(
+    start: Start, repository: Repository, by_hand: bool
+) -> None:
+    """A detached child outlives its parent, and a person may start a run in any directory."""
+    daemon = start(config="[guard]\nallow_detach = true\n")
+    env = [os.fsencode(f"{k}={v}") for k, v in (daemon.env | repository.env).items()]
+    env.append(b"PYTHONPATH=" + os.fsencode(os.getcwd()))
+    spawn_child = [sys.executable, "-m", "sfactl", "spawn", "--detach", "--", "sleep", "300"]
+    words = ["true"] if by_hand else spawn_child
+    with daemon.client() as client:
+        run = ended(client, started(client, words, **repository.options(env=env)).id)
+        assert run.exit_code == 0, daemon.errors(run.id)
+        if by_hand:
+            there = os.fsencode(run.worktree or "")
+            other = started(client, ["sleep", "300"], cwd=there, env=env).id
+        else:
+            other = daemon.output(run.id).strip()
+        for options in (["--worktrees"], ["--keep", "0"], ["--keep", "0", "--worktrees", "--yes"]):
+            said = repository.sfactl(daemon, "prune", *options)
+            kept = f"kept the worktree {run.worktree} (branch {run.branch}): run {other} works in"
+            assert kept in said
+            assert "removes them" not in said
+            assert os.path.isdir(run.worktree or "")
+        stopped(client, other)
+    assert "removed 1 worktree" in repository.sfactl(daemon, "prune", "--worktrees")
+
+
 def test_prune_of_a_run_removes_the_ref_of_what_has_landed(
     daemon: Daemon, repository: Repository
 ) -> None:
