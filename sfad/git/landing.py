@@ -181,7 +181,8 @@ def _target(work: Work, cwd: str, env: Mapping[str, str], onto: str | None) -> _
     repository = around if work.record is None else work.record.repository
     if not repository or not os.path.isdir(repository):
         raise NotLanded(
-            f"{repository} is gone, to which the worktree belonged"
+            f"{repository} is gone, to which the worktree belonged: move it back, then: "
+            f"{work.again}"
             if repository
             else f"the worktree of run {work.run} is gone, and {cwd} is in no checkout of its "
             f"repository: cd there, then: {work.again}"

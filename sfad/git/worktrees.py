@@ -361,6 +361,10 @@ def _clear(record: Record) -> None:
 # ---- Looking at a worktree without changing anything of it, its index included
 
 
+def _without_repository(record: Record) -> str:
+    return f"its repository {record.repository} is gone: move it back"
+
+
 class Look:
     """A directory that git takes for the worktree's own."""
 
@@ -371,6 +375,8 @@ class Look:
 
     def __enter__(self) -> Self:
         record, admin = self._record, self._record.admin
+        if not os.path.isdir(record.repository):
+            raise GitError(_without_repository(record))
         if admin is None or not os.path.isdir(record.path):
             raise GitError(f"the worktree {record.path} is gone")
         self._place = tempfile.mkdtemp(prefix="sfad-worktree-")
@@ -501,7 +507,9 @@ class Left:
 
 def left(record: Record, env: Mapping[str, str]) -> Left:
     """Return what is to be landed. Raise `GitError`."""
-    if not os.path.isdir(record.repository) and not record.whole:
+    if not os.path.isdir(record.repository):
+        if os.path.lexists(record.path):
+            raise GitError(_without_repository(record))
         return Left(0, 0)
     at = At("/", own(env), record.repository)
     landed = landed_tips(record, at)
@@ -733,9 +741,10 @@ def keep(record: Record, env: Mapping[str, str], *, dry_run: bool) -> str | None
 
 def forget(record: Record, env: Mapping[str, str]) -> bool:
     """Delete the ref of what was kept if a branch has that, and return whether there is none then.
-    Raise `GitError`."""
+    False if its repository is not there, which may be on a disk that is not mounted. Raise
+    `GitError`."""
     if not os.path.isdir(record.repository):
-        return True
+        return False
     at, ref = At("/", own(env), record.repository), kept_ref(record.path)
     if not _kept_commit(record, at):
         return True

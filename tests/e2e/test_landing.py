@@ -949,6 +949,30 @@ def test_kept_work_is_told_until_it_lands(
     assert land(repository, daemon, run)["landed"] == "nothing"
 
 
+def test_while_the_repository_is_elsewhere_no_work_is_forgotten(
+    daemon: Daemon, repository: Repository
+) -> None:
+    kept = repository.run(daemon, "echo kept > kept")
+    repository.sfactl(daemon, "prune", "--worktrees")
+    left = repository.run(daemon, "echo left > left")
+    elsewhere = repository.path.rename(repository.path.with_name("elsewhere"))
+    gone = f"its repository {repository.path}/.git is gone: move it back"
+    said = repository.sfactl(daemon, "why", left.id)
+    assert f"what it has left in {left.worktree} is not known ({gone})" in said
+    assert gone in sfactl(repository, daemon, "diff", left.id, cwd=elsewhere).stderr
+    said = sfactl(repository, daemon, "land", left.id, cwd=elsewhere).stderr
+    assert (
+        f"is gone, to which the worktree belonged: move it back, then: sfactl land {left.id}"
+        in (said)
+    )
+    repository.sfactl(daemon, "prune", "--worktrees")
+    elsewhere.rename(repository.path)
+    assert "1 commit to land, kept as" in told_of(repository, daemon, kept)
+    for run, name in ((kept, "kept"), (left, "left")):
+        land(repository, daemon, run)
+        assert (repository.sub / name).read_text() == f"{name}\n"
+
+
 @pytest.mark.parametrize(
     "isolation", [None, pytest.param(Isolation(), marks=pytest.mark.needs("bwrap"))]
 )
