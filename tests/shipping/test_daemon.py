@@ -26,6 +26,7 @@ from tests.harness import Daemon, running, wait_until
 from tests.users import FIRST, SECOND, Failed, as_user, needs_root, open_directory, readable_by_all
 
 from .test_archives import BEFORE, content_of, fill, repository
+from .test_git_variables import LEADING, everything_of
 
 pytestmark = pytest.mark.needs("git")
 
@@ -112,6 +113,25 @@ def test_a_killed_daemon_loses_nothing_and_prune_removes_the_copy(
         daemon.sfactl("prune", "--older-than", "0s")
         assert shipped(daemon) == []
         assert daemon.sfactl("fetch", run).returncode == 66
+
+
+@pytest.mark.parametrize("name", LEADING)
+def test_no_variable_leads_git_of_a_run_out_of_its_copy(
+    tmp_path: Path, project: Path, name: str
+) -> None:
+    """As a hook of git sets them, which starts the run."""
+    elsewhere = repository(fill(tmp_path / "elsewhere", {"theirs": b""}))
+    before = everything_of(elsewhere)
+    variable = f"--env={name}={elsewhere / LEADING[name]}"
+    show = "git log --format=%s --name-status; git rev-parse --show-toplevel; pwd -P"
+    with running(tmp_path, config=CONFIG) as daemon, placed(daemon):
+        words = ["--fleet", "--ship", str(project), variable, "--", "sh", "-ec", f"{WORK}; {show}"]
+        done = daemon.sfactl("run", "--quiet", *words)
+        assert done.returncode == 0, done.stderr
+    *log, top, cwd = done.stdout.splitlines()
+    assert log[:6] == ["work", "", "M\tchanged", "D\tgone/deep", "A\tnew/deep", "shipped"]
+    assert top == cwd
+    assert everything_of(elsewhere) == before
 
 
 def test_changes_that_are_too_large_stay_there(tmp_path: Path, project: Path) -> None:
