@@ -175,8 +175,9 @@ def _was_shipped(ask: Ask, run: RunInfo) -> bool:
 def busy(ask: Ask, run: RunInfo) -> Mapping[str, str]:
     """Return the live runs that work in worktrees, by these. Raise `Quit` if one works in that of
     an ended run."""
+    assert run.worktree is not None
     live = ask(List(id=0, rows=0), RunList).runs
-    if (other := living_in(run.worktree or "", live)) is not None:
+    if (other := living_in(run.worktree, live)) is not None:
         raise Quit(
             ExitCode.REFUSED,
             f"run {other} works in the worktree of run {run.id}: wait for it "

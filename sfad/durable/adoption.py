@@ -113,12 +113,12 @@ class Adoption:
         live = sum(1 for one in self.event.runs if one.run.pid is not None)
         queued = sum(1 for one in self.event.runs if one.run.status is Status.QUEUED)
         retrying = sum(1 for one in self.event.runs if one.run.status is Status.RETRYING)
-        forgotten = sum(1 for info, _ in self.rows if info.status.terminal)
+        recorded = sum(1 for info, _ in self.rows if info.status.terminal)
         ended = len(self.event.runs) - live - queued - retrying
         return (
             f"{counted(live, 'run')} alive and supervised again, {queued} queued, "
             f"{retrying} between two attempts, {ended} ended meanwhile, "
-            f"{forgotten} of which only the end could be recorded"
+            f"{recorded} more whose end was not on record"
         )
 
     @property

@@ -327,7 +327,7 @@ def _tip_without_worktree(work: Work, target: _Target) -> str:
         return found[-1] if old else found[0]
     raise NotLanded(
         f"the worktree of run {work.run} is gone, and {target.repository} has neither its branch "
-        f"'{work.branch}' nor {kept}"
+        f"'{work.branch}' nor {kept}: sfactl prune removes all three once everything has landed"
     )
 
 

@@ -343,6 +343,16 @@ def test_where_it_is_typed(daemon: Daemon, repository: Repository, tmp_path: Pat
     land(repository, daemon, run, cwd=repository.sub)
 
 
+def test_after_prune_it_says_that_all_may_have_landed(
+    daemon: Daemon, repository: Repository
+) -> None:
+    run = repository.run(daemon, "echo two > file")
+    land(repository, daemon, run)
+    repository.sfactl(daemon, "prune", "--worktrees")
+    said = refused(repository, daemon, run)
+    assert "sfactl prune removes all three once everything has landed" in said
+
+
 def test_a_live_run_and_a_run_in_the_same_worktree_are_refused(
     daemon: Daemon, repository: Repository
 ) -> None:
