@@ -42,10 +42,13 @@ class Feature:
     channels: Mapping[str, str] = field(default_factory=dict)
     """Channels of runs that only its own processes may start, and what is started in these; and
     whose runs those are, in words."""
+    variables: tuple[str, ...] = ()
+    """Variables that it sets for runs. A run does not inherit them from another one."""
     saved: tuple[str, ...] = ()
     """How its keys in the spool begin."""
     check: str = ""
     """The module of its folder that has `check(config: Configuration) -> list[str]`: what `sfad
     check-config` finds wrong with the machine, where each value is allowed."""
     part: str = ""
-    """The module of its folder that has `part(heart: Heart) -> Part`: what it does in a daemon."""
+    """The module of its folder that has `part(heart: Heart) -> Part`: what it does in a daemon. It
+    is loaded at the start if the feature declares nothing that would load it later."""

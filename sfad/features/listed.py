@@ -9,6 +9,7 @@ NAMES = (
     "hooks",  # commands that are started at events and at the ends of runs
     "metrics",  # figures of the daemon for Prometheus
     "otel",  # spans of runs and calls for OpenTelemetry
+    "shims",  # stand-ins for agent programs, which start them as child runs
 )
 """Their folders."""
 

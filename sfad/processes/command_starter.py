@@ -62,7 +62,7 @@ class CommandStarter:
                 errno.EINVAL, "cannot execute", b"".join(spec.argv[:1]), " (null byte)"
             )
         name = spec.argv[0] if spec.argv else b""
-        files = files_to_try(name, spec.env, spec.shims)
+        files = files_to_try(name, spec.env, spec.stand_ins)
         executed = (
             spec
             if spec.sandbox is None

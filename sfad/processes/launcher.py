@@ -104,7 +104,7 @@ class LaunchSpec:
     terminal: bool = False
     """Make the terminal behind `stdin` the controlling terminal of the run's session."""
     bounds: Bounds = UNBOUND
-    shims: Sequence[bytes] = ()
+    stand_ins: Sequence[bytes] = ()
     """Directories of PATH in which the command itself is not searched: they have stand-ins for what
     the command starts."""
     sandbox: list[bytes] | None = None

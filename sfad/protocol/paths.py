@@ -21,7 +21,6 @@ SOCKET = "sfad.sock"
 SYSTEM_SOCKET = Path("/run/sfad", SOCKET)
 SYSTEM_STATE = Path("/var/lib/sfad")
 SYSTEM_SHIMS = Path("/usr/local/lib/sfad/shims")
-SYSTEM_AUTOMATIC_SHIMS = Path("/var/cache/sfad/shims")
 SUN_PATH = 107
 """Bytes of a path in a socket address: `sun_path` of unix(7), less the closing zero."""
 _MAX_NAME = SUN_PATH - len("/proc/self/fd/") - 11
@@ -47,12 +46,6 @@ def shim_dir(state: Path) -> Path:
 
     The system's state is open to root only, but its runs have other users."""
     return SYSTEM_SHIMS if is_systems(state) else state / "shims"
-
-
-def automatic_shim_dir(state: Path) -> Path:
-    """The directory with the shims that a daemon makes by itself, given its state directory. As for
-    `shim_dir`, the system's runs could not enter its state."""
-    return SYSTEM_AUTOMATIC_SHIMS if is_systems(state) else state / "automatic"
 
 
 def xdg(env: Mapping[str, str], name: str, default: str) -> Path:

@@ -20,7 +20,6 @@ metering ───────────────────────�
 `starting`         prepares requests, step by step, and asks the core for their runs
 `launching`        launches the attempts of runs
 `environment`      the environment of a run
-`shims`            directories of shims, and what a run finds of them
 `saving`           journal and ledger follow the core; waiting clients are told of ends
 `storage_watch`    watches over the state directory and its disk
 `announcing`       events: numbered, saved, logged, pushed to those that follow them, as are runs

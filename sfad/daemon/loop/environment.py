@@ -1,12 +1,10 @@
 """The environment of a run: what the client sent, without variables of the daemon or of another
 run, plus SFA_*."""
 
-from collections.abc import Sequence
-
 from ...agents import OWN_SERVERS
+from ...features.listed import FEATURES
 from ...protocol.known import TIME_SAID
 from ...runs.live import Live
-from . import shims
 
 _FOREIGN = (b"NOTIFY_SOCKET=", b"LISTEN_", b"WATCHDOG_", b"MAINPID=", b"FDSTORE=")
 """Variables by which systemd speaks to one service. A run that inherits them could answer in the
@@ -16,24 +14,21 @@ _OWN = (
     b"SFA_RUN_ID=", b"SFA_ROOT_ID=", b"SFA_PARENT_ID=", b"SFA_NAME=", b"SFA_DEPTH=",
     b"SFA_MAX_DEPTH=", b"SFA_CALL_CHAIN=", b"SFA_DEADLINE=", b"SFA_ATTEMPT=", b"SFA_SOCKET=",
     b"SFA_COOKIE=", b"SFA_ALLOWED_TOOLS=", b"SFA_BLOCKED_TOOLS=", b"SFA_NO_LOG=", b"SFA_QUIET=",
-    b"SFA_SHIMS=", b"SFA_TASK=", b"SFA_MODEL=", b"SFA_PROVIDER=", b"SFA_INSTRUCTIONS=",
+    b"SFA_TASK=", b"SFA_MODEL=", b"SFA_PROVIDER=", b"SFA_INSTRUCTIONS=",
     b"SFA_MAX_DESCENDANTS=", TIME_SAID.encode() + b"=",
+    *(f"{name}=".encode() for each in FEATURES.values() for name in each.variables),
 )  # fmt: skip
 
 
-def run_environment(
-    live: Live, *, socket: str, deadline: float, in_path: Sequence[bytes] = ()
-) -> list[bytes]:
-    """Return `KEY=VALUE` for execve(2). `deadline` is in Unix seconds; `in_path` are the
-    directories of shims that come first in PATH. The daemon does not trust these variables
-    itself."""
+def run_environment(live: Live, *, socket: str, deadline: float) -> list[bytes]:
+    """Return `KEY=VALUE` for execve(2). `deadline` is in Unix seconds. The daemon does not trust
+    these variables itself."""
     told = _told(live, socket, deadline)
     kept = [
         item
         for item in live.command.env
         if not item.startswith(_FOREIGN) and not item.startswith(_OWN)
     ]
-    kept = shims.environment(kept, in_path)
     set_by_client = {item.partition(b"=")[0] for item in kept}
     kept += [item for name, item in _ALONE.items() if name not in set_by_client]
     return kept + [f"{key}={value}".encode(errors="surrogateescape") for key, value in told]

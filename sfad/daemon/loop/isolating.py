@@ -199,7 +199,9 @@ class Isolating:
         kept = [item for item in env if item.partition(b"=")[0].lower() not in _REPLACED]
         return kept + [f"{name}={value}".encode() for name, value in told.items()]
 
-    def sandbox(self, live: Live, *, terminal: bool, shims: Sequence[bytes]) -> list[bytes] | None:
+    def sandbox(
+        self, live: Live, *, terminal: bool, stand_ins: Sequence[bytes]
+    ) -> list[bytes] | None:
         """Return `LaunchSpec.sandbox` of a run; `None` if it is not isolated. Raises `OSError`."""
         parts = live.parts
         if parts.isolation is None:
@@ -209,7 +211,9 @@ class Isolating:
             if parts.gateway and not parts.isolation.network
             else None
         )
-        return self.sandbox_of(parts.isolation, gateway=gateway, terminal=terminal, shims=shims)
+        return self.sandbox_of(
+            parts.isolation, gateway=gateway, terminal=terminal, stand_ins=stand_ins
+        )
 
     def sandbox_of(
         self,
@@ -217,7 +221,7 @@ class Isolating:
         *,
         gateway: int | None = None,
         terminal: bool = False,
-        shims: Sequence[bytes] = (),
+        stand_ins: Sequence[bytes] = (),
     ) -> list[bytes]:
         """Return `LaunchSpec.sandbox` of a command with this isolation. Raises `OSError`."""
         return Sandbox(
@@ -233,7 +237,7 @@ class Isolating:
             network=isolation.network,
             gateway=gateway,
             terminal=terminal,
-            shims=shims,
+            stand_ins=stand_ins,
             repository=isolation.repository,
             branches=isolation.branches,
         ).words()

@@ -28,7 +28,7 @@ from .environment import run_environment
 from .gateways import Gateways
 from .isolating import Isolating
 from .resources import Resources
-from .shims import Shims
+from .seam import Parts
 from .shipping import Shipping
 
 LAUNCH = 8
@@ -57,7 +57,7 @@ class Launching:
     feed: e.Feed
     arm: Arm
     gateways: Gateways
-    shims: Shims
+    parts: Parts
     isolating: Isolating
     shipping: Shipping
 
@@ -132,11 +132,9 @@ class Launching:
         stdin, stdout, stderr = self._stdio(live, opened)
         left = [r.allowed_time - r.clock.elapsed(trio.current_time()) for r in run.lineage]
         deadline = wall_clock().timestamp() + min(left)
-        in_path = self.shims.of(live)
         terminal = live.output.stdio == "inherit" and stdin is not None and _is_terminal(stdin)
-        env = run_environment(
-            live, socket=self.resources.socket, deadline=deadline, in_path=in_path
-        )
+        env = run_environment(live, socket=self.resources.socket, deadline=deadline)
+        env, stand_ins = self.parts.launch(live, env)
         env = self.shipping.environment(live, worktrees.environment(live, env))
         step, cwd = self._first_step(live)
         return LaunchSpec(
@@ -149,8 +147,8 @@ class Launching:
             stderr=stderr,
             terminal=terminal,
             bounds=bounds_of(run),
-            shims=in_path,
-            sandbox=self.isolating.sandbox(live, terminal=terminal, shims=in_path),
+            stand_ins=stand_ins,
+            sandbox=self.isolating.sandbox(live, terminal=terminal, stand_ins=stand_ins),
             first_step=step,
             user=live.credentials,
             nonce=live.nonce,

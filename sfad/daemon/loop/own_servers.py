@@ -20,7 +20,6 @@ from ...host import sockets
 from ...host.tasks import in_thread
 from ...processes import kernel
 from ...processes.launcher import Launcher, Unidentifiable
-from ...protocol.messages import OwnServerAsked, Spawn
 from ...protocol.types import RunId
 from ...runs.live import Live
 from ...start.prepared import Prepared
@@ -156,7 +155,7 @@ class ServerWatch:
         self._feed(e.HandedOff(trio.current_time(), run, program, what))
 
 
-# ---- Steps of `start.prepare`, and what a shim is to do
+# ---- Steps of `start.prepare`
 
 
 def _words_after(argv: Sequence[bytes]) -> tuple[str, list[str]]:
@@ -171,16 +170,6 @@ def server_call(argv: Sequence[bytes]) -> ServerCall | None:
     """Return what a command asks of a server of its program; `None` if it asks nothing."""
     program, given = _words_after(argv)
     return call_of(program, OWN_SERVERS.get(program), given) if given else None
-
-
-def asked_of_server(id_: int, request: Spawn, call: ServerCall) -> OwnServerAsked:
-    """Return what a shim is to do in place of the server."""
-    words = [os.fsencode(word) for word in call.words]
-    background = OWN_SERVERS[program_name([os.fsdecode(request.argv[0])])].background
-    if call.act != "start" or background is None:
-        return OwnServerAsked(id=id_, act=call.act, what=call.what, argv=words)
-    argv = [request.argv[0], *words]
-    return OwnServerAsked(id=id_, act=call.act, what=call.what, argv=argv, says=background.says)
 
 
 def keep_alone(p: Prepared, _: Surroundings) -> None:

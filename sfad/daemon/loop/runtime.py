@@ -60,7 +60,6 @@ from .policy import policy_of
 from .resources import Resources
 from .saving import Saver
 from .seam import Heart, Parts
-from .shims import Shims
 from .shipping import Shipping
 from .starting import Starting
 from .status_text import StatusText
@@ -337,13 +336,14 @@ class Runtime:
         self.isolating = Isolating(
             loaded, self.gateways, sock=self.socket, state_dir=self.state_dir
         )
+        gateway_steps = GatewaySteps(self.gateways, SetupReader())
         self.commands = ContainedCommands(self.launcher)
         self.connections: Callable[[], int] = lambda: 0
         """Returns how many clients are connected. The server sets it."""
         heart = Heart(
             resources, self.machine, self.catalogue, self.announcer, self.storage, self.background,
             self.feed, lambda: self.config, self.began, lambda: self.connections(), self.commands,
-            self.isolating.sandbox_of,
+            self.isolating.sandbox_of, gateway_steps,
         )  # fmt: skip
         self.parts = Parts(FEATURES, heart)
         self.worktrees = Worktrees(self.commands, self.catalogue.live)
@@ -393,10 +393,8 @@ class Runtime:
             self.feed, self.run_feed, self.machine.saved_alerts, self.parts,
         )  # fmt: skip
         self.ledger.report_to(self.saver)
-        self.shims = Shims(Path(self.state_dir), self.catalogue.live, self.log.warning)
-        self.gateway_steps = GatewaySteps(self.gateways, SetupReader())
         self.starting = Starting(
-            self.machine, self.catalogue, self.requests, self.gateway_steps, self.worktrees,
+            self.machine, self.catalogue, self.requests, gateway_steps, self.worktrees,
             self.isolating, self.fleet, self.server_watch, self.parts, lambda: self.agents,
             lambda: self.config.service.continue_lost,
         )  # fmt: skip
@@ -408,7 +406,7 @@ class Runtime:
             self.feed,
             self.launcher_events.arm,
             self.gateways,
-            self.shims,
+            self.parts,
             self.isolating,
             self.shipping,
         )
@@ -480,7 +478,6 @@ class Runtime:
         self.maintenance.reconfigure(config.retention)
         self.session_archive.reconfigure(config.sessions)
         self.gateways.reconfigure(config.gateway)
-        self.shims.installed.look()
         self.isolating.reconfigure(loaded)
         self.feed(e.Reconfigured(trio.current_time(), policy_of(loaded, everyone=self.everyone)))
         self._follow_config()

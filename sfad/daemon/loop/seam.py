@@ -3,14 +3,14 @@ and which of them are loaded.
 
 No feature is imported here: the list is `sfad.features.listed`, and the module of a part is loaded
 when a section of its config differs from the defaults, when one of its requests arrives, when a
-request to start a run asks for it, or when the spool has something of it. A feature that is not
-loaded costs a run nothing.
+request to start a run asks for it, or when the spool has something of it; at the start, if it has
+none of these. A feature that is not loaded costs a run nothing.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import trio
 
@@ -24,7 +24,7 @@ from ...feature import Feature
 from ...host.tasks import Background, keep_serving
 from ...processes.contained_commands import ContainedCommands
 from ...protocol.errors import bad_request
-from ...protocol.requests.base import Request
+from ...protocol.requests.base import Reply, Request
 from ...protocol.requests.starting import OF_FEATURES
 from ...protocol.types import Isolation, RunId, RunInfo
 from ...runs.catalogue import RunCatalogue
@@ -33,6 +33,7 @@ from ...start.prepare import Check
 from ...start.prepared import Prepared
 from ...start.surroundings import Surroundings
 from .announcing import Announcer
+from .gateway_routing import GatewaySteps
 from .resources import Resources
 from .storage_watch import StorageWatch
 
@@ -62,10 +63,22 @@ class Heart:
     """Executes commands that are not runs."""
     sandbox_of: Callable[[Isolation], list[bytes]]
     """Returns `LaunchSpec.sandbox`. Raises `OSError`."""
+    gateway: GatewaySteps
+    """How commands are routed through the gateway. Shims need it: what one becomes in place of a
+    child run is routed, too."""
 
     def section(self, key: str, kind: type[T]) -> T:
         """Return a section of the config that is in force."""
         return self.config().section(key, kind)
+
+
+class Launch(NamedTuple):
+    """What a run is launched with."""
+
+    env: list[bytes]
+    """Its environment, `KEY=VALUE`."""
+    stand_ins: Sequence[bytes] = ()
+    """Directories that its PATH begins with: see `LaunchSpec.stand_ins`."""
 
 
 Answer = Callable[[Any, Any], Any]
@@ -73,7 +86,7 @@ Answer = Callable[[Any, Any], Any]
 and the request."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Part:
     """What a feature does in a daemon. It leaves out where it takes no part."""
 
@@ -88,6 +101,17 @@ class Part:
     """The config was read again."""
     admitted: Callable[[Run], object] | None = None
     """A run was admitted."""
+    launch: Callable[[Live, list[bytes]], Launch] | None = None
+    """Returns what a run is launched with, given its environment with the variables of the heart.
+    Its worktree, its gateway and its sandbox change the environment after that. A part may set this
+    or take it back while the daemon goes on."""
+    launch_routed: Callable[[Live, list[bytes]], Launch] | None = None
+    """The same, for runs that use the gateway and whose tree has agent programs in its PATH. It is
+    asked if there is no `launch`. Here shims touch the gateway: it routes what a shim starts, so
+    that its runs find shims which no person has installed."""
+    instead_of_run: Callable[[int, Surroundings], Reply | None] | None = None
+    """Returns the reply to a shim that is to start no run, given the id of its `spawn`. Raises
+    `Invalid`, `OSError`."""
     saves: Callable[[Live], Changes] | None = None
     """Returns what is saved in the spool together with a run that was admitted."""
     never_admitted: Callable[[RunId], object] | None = None
@@ -141,9 +165,12 @@ class Parts:
         the config."""
         loaded, config = list(self._loaded.values()), self._heart.config()
         for name, feature in self._features.items():
-            if any(
-                config.section(key, kind) != kind() for key, kind, *_ in feature.sections
-            ) or self._has_saved(feature):
+            later = feature.sections or feature.verbs or feature.asked or feature.saved
+            if (
+                not later
+                or any(config.section(key, kind) != kind() for key, kind, *_ in feature.sections)
+                or self._has_saved(feature)
+            ):
                 self._part(name)
         for part in loaded:
             if part.reconfigure is not None:
@@ -158,6 +185,28 @@ class Parts:
         """Return what answers a request of a feature; `None` if it is of none."""
         owner = self._owners.get(kind)
         return self._part(owner).verbs[kind] if owner is not None else None
+
+    def launch(self, live: Live, env: list[bytes]) -> Launch:
+        """Return what a run is launched with, given its environment."""
+        stand_ins: list[bytes] = []
+        for part in self._loaded.values():
+            launch = part.launch
+            if launch is None and part.launch_routed is not None and live.parts.gateway:
+                root = self._heart.catalogue.live[live.run.root.id]
+                launch = part.launch_routed if root.setups.programs else None
+            if launch is not None:
+                env, more = launch(live, env)
+                stand_ins += more
+        return Launch(env, stand_ins)
+
+    def instead_of_run(self, request_id: int, around: Surroundings) -> Reply | None:
+        """Return the reply to a shim that is to start no run."""
+        for part in self._loaded.values():
+            if part.instead_of_run is not None:
+                reply = part.instead_of_run(request_id, around)
+                if reply is not None:
+                    return reply
+        return None
 
     def status(self, peer: Peer, scope: Scope) -> dict[str, Any]:
         return {

@@ -10,7 +10,6 @@
 `dispatch`    what clients send: frames, and each request in them to the function that answers it,
               if the peer may use the verb
 `asker`       who waits for the answer to a request; the registry of those functions
-`shimmed`     what a shim is answered where its program is to be no child run
 `lost_runs`   continues, at the daemon's start, what the end of the daemon or the machine has ended
 `placed_here` prepares runs that were to be placed, and whose place is this node
 `verbs`       what answers each kind of request

@@ -51,7 +51,7 @@ class Sandbox:
     gateway: int | None = None
     """The port of the gateway, if it has its own network and may reach that."""
     terminal: bool = False
-    shims: Sequence[bytes] = ()
+    stand_ins: Sequence[bytes] = ()
     repository: bytes = b""
     """The repository, if `directory` is a worktree of it: what git writes is the run's own
     (`sfad.git.private`)."""
@@ -63,7 +63,7 @@ class Sandbox:
         kept = [_PACKAGES, *map(os.path.realpath, (_PACKAGES, sys.prefix, sys.base_prefix))]
         given = [
             *(("keep", os.fsencode(path)) for path in dict.fromkeys(kept)),
-            *(("keep", directory) for directory in self.shims),
+            *(("keep", directory) for directory in self.stand_ins),
             *(("code", os.fsencode(path)) for path in _code()),
             ("door", os.fsencode(self.socket)),
             *(("hide", os.fsencode(path)) for path in self.hidden),

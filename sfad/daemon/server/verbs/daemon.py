@@ -47,8 +47,6 @@ from .steering import own_scope
 def status(asker: Asker, _request: DaemonInfo) -> None:
     runtime, machine = asker.runtime, asker.runtime.machine
     backup = runtime.ledger.file.backup
-    shims = runtime.shims.installed
-    shims.look()  # so that the answer is what the next run finds
     scope = asker.scope
     mine = runtime.catalogue.live_runs(scope).values()
     everything = scope == EVERYTHING
@@ -92,14 +90,12 @@ def status(asker: Asker, _request: DaemonInfo) -> None:
             log=runtime.log.place if trusted else None,
             gateway_pid=gateway.pid if gateway is not None else None,
             gateways=_gateways(runtime.gateways) if trusted else [],
-            shim_dir=str(shims.path),
             quotas=_quotas(asker) if scope.run is None else [],
             alerts=_alerts(asker, mine),
             cost_usd=_cost(asker),
             window_s=runtime.machine.policy.alerts.window,
             plans=_subscriptions(asker),
             limit_share=runtime.machine.policy.alerts.limit_share,
-            shims=list(shims.programs) if shims.open_to(asker.peer.uid) else [],
             **runtime.parts.status(asker.peer, scope),
         )
     )

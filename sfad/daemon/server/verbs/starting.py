@@ -28,7 +28,6 @@ from ....start.surroundings import Surroundings
 from ...lookup import find_run
 from ..asker import Asker, answers
 from ..peers import submitter
-from ..shimmed import instead_of_run
 from .following import check_watch_share, push
 from .looking import shows_text
 from .recalling import kept
@@ -49,7 +48,7 @@ async def spawn(asker: Asker, request: Spawn, session: SessionAsked | None = Non
         around.prints_in = _prints_in(asker, around.caller, request, descriptors)
         around.printed_as_text = shows_text(request.copies, around.caller)
         try:
-            if (reply := instead_of_run(asker.id, around, runtime.gateway_steps)) is not None:
+            if around.order.shim and (reply := runtime.parts.instead_of_run(asker.id, around)):
                 asker.reply(reply)
                 return
             prepared = await runtime.starting.prepare(around)
