@@ -45,7 +45,7 @@ def asked_of(
         replace(
             p.identity,
             name=name,
-            by_automatic_shim=order.automatic and p.identity.name is None,
+            unnamed=order.automatic and p.identity.name is None,
         ),
         p.terms,
         p.queueing,

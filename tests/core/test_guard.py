@@ -249,6 +249,17 @@ def test_loop_compares_the_identity_of_a_registered_agent_and_not_its_name() -> 
     assert t.start("one", inside(b)), "a name that no identity has"
 
 
+@pytest.mark.parametrize("unnamed", ["child", "loop"])
+def test_what_no_one_named_is_a_loop_only_if_the_config_says_so(unnamed: str) -> None:
+    t = Transcript(unnamed=unnamed)
+    (a,) = t.chain("claude")
+    if unnamed == "child":
+        assert t.start("claude", inside(a), unnamed=True) != a
+    else:
+        assert t.refused("claude", inside(a), unnamed=True).path == ["claude", "claude"]
+    assert t.refused("claude", inside(a)).kind is Rule.LOOP
+
+
 def test_a_sibling_of_the_same_name_is_no_loop() -> None:
     t = Transcript()
     (a,) = t.chain("a")

@@ -439,6 +439,14 @@ def test_a_limit_that_a_child_does_not_request(kind: str) -> None:
     assert (LimitKind(kind) in t.run(b).limits) is (KINDS[LimitKind(kind)].scope == "run")
 
 
+def test_what_no_one_named_has_no_time_and_money_of_its_own() -> None:
+    t = Transcript()
+    a = t.start("a")
+    named, unnamed = t.start("b", inside(a)), t.start("c", inside(a), unnamed=True)
+    assert shown(t, named, "time", "cost") == "time=120:terminate cost=1:terminate"
+    assert not shown(t, unnamed, "time", "cost")
+
+
 def test_a_limit_that_only_warns_bounds_no_child() -> None:
     t = Transcript()
     a = t.start("a", limits="turns=5:warn cost=0.5:warn")

@@ -173,7 +173,7 @@ def _loop(q: Question) -> Refusal | None:
     known = [run.identity for run in q.run.ancestors]
     # a claim says names only, so it matches either kind
     own_kind, own = q.run.identity
-    if q.run.asked.identity.by_automatic_shim and q.policy.unnamed == "child":
+    if q.run.asked.identity.unnamed and q.policy.unnamed == "child":
         return None  # scripts do this on purpose; depth, descendants and money bound it
     chain = [(kind or own_kind, name) for kind, name in (*q.run.root.birth.origin, *known)]
     if q.run.identity not in chain:

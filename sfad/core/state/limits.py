@@ -171,8 +171,8 @@ def limits_of(asked: Asked, above: Parent | None, policy: Policy, uid: int) -> L
     chosen |= _of_profile(asked, policy)
     if policy.learnt:
         chosen |= _learnt(asked, chosen, policy, uid)
-    # no person wants a run of an automatic shim: what bounds those above it is enough
-    if asked.identity.by_automatic_shim:
+    # no person wants such a run: what bounds those above it is enough
+    if asked.identity.unnamed:
         for kind in (LimitKind.TIME, LimitKind.COST):
             chosen.pop(kind, None)
     if asked.terms.on_limit is not None:

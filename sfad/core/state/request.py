@@ -84,8 +84,8 @@ class Identity(Struct, frozen=True, omit_defaults=True):
     labels: dict[str, str] = {}
     channel: str | None = None
     claim: Claim = NO_CLAIM
-    by_automatic_shim: bool = False
-    """An automatic shim has started a program, and no one gave it a name."""
+    unnamed: bool = False
+    """A program started another one by itself (`Spawn.automatic`), and no one gave that a name."""
 
 
 class Terms(Struct, frozen=True, omit_defaults=True):
