@@ -774,9 +774,9 @@ CHAT_ROWS = [
     c(
         "hits of DeepSeek's cache",
         PLAIN_C | {"prompt_cache_hit_tokens": 60_000, "prompt_cache_miss_tokens": 40_000},
-        usd((40_000, 0.66), (60_000, 0.022), (1000, 1.98)),
+        usd((40_000, 0.27), (60_000, 0.13), (1000, 0.95)),
         DEEPSEEK,
-        model="deepseek-v4-pro",  # others cost half as much at some hours of the day
+        model="deepseek-v3.1-terminus",  # the price of newer ones depends on the hour
     ),
     c(
         "hits of Moonshot's cache",
