@@ -256,9 +256,10 @@ class Places:
         return found
 
     def _look(self, run: RunId, group: PlacementGroup, placing: Placing) -> FleetTold:
-        if not group.wait(0):
-            return self._why(run, placing)
+        # not `group.wait(0)`: Ray gives that request no time at all, and it may fail each time
         table: Mapping[str, Any] = placement_group_table(group)
+        if table.get("state") != "CREATED":
+            return self._why(run, placing)
         (where,) = table["bundles_to_node_id"].values()
         labels: Mapping[str, str] = next(
             (each["Labels"] for each in ray.nodes() if each["NodeID"] == where), {}
