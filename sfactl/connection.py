@@ -13,6 +13,7 @@ import math
 import os
 import select
 import socket
+import stat
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -570,6 +571,8 @@ def explain(path: str, error: OSError) -> Unreachable:
         return Unreachable(
             path, "missing", f"the socket does not exist: no daemon is running; {start_of(path)}"
         )
+    if error.errno == errno.ECONNREFUSED and not _is_socket(path):
+        return Unreachable(path, "missing", "it is not a socket: no daemon listens there")
     if error.errno == errno.ECONNREFUSED:
         return Unreachable(
             path,
@@ -590,6 +593,13 @@ def explain(path: str, error: OSError) -> Unreachable:
     if error.errno in (errno.EACCES, errno.EPERM):
         return _denied(path, error)
     return Unreachable(path, "missing", error.strerror or str(error))
+
+
+def _is_socket(path: str) -> bool:
+    try:
+        return stat.S_ISSOCK(os.stat(path).st_mode)
+    except OSError:  # its path is too long for stat(2), or it has just gone
+        return True
 
 
 def _denied(path: str, error: OSError) -> Unreachable:

@@ -188,3 +188,5 @@ def test_a_socket_that_cannot_be_one_is_named(
         assert code in (ExitCode.USAGE, ExitCode.UNREACHABLE)
         assert said.startswith("sfactl: ")
         assert (value[:8] if value.isprintable() else "\\udcff") in said, (value, said)
+        if value.startswith("/dev"):
+            assert "it is not a socket" in said  # nobody waits for a daemon there

@@ -22,8 +22,9 @@ import os, re, sys, urllib.error, urllib.parse, urllib.request
 text = "\\n".join([*sys.argv[1:], *os.environ.values()])
 urls = r"http://127\\.0\\.0\\.1:%s/[^\\s\\"',}]+" % os.environ["GATEWAY_PORT"]
 keys = (("authorization", "Bearer own"), ("x-api-key", "own"), ("x-goog-api-key", "own"))
+hosts = r"/aider-(deepseek|groq|openrouter|xai)$"  # of the world: nobody has set another address
 for url in sorted(set(re.findall(urls, text))):
-    for name, value in keys:
+    for name, value in keys if re.search(hosts, url) is None else ():
         try:
             request = urllib.request.Request(url + "/v1/models", headers={name: value})
             urllib.request.urlopen(request).read()
