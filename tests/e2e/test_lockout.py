@@ -77,7 +77,10 @@ def test_an_agent_that_takes_descriptors(
     before = daemon.descriptors()
     run, said = attacked(daemon, attack, "--max-descendants", "1000")
     if attack == "silent":
-        assert f"run {run} would have" in said["why"]
+        # of 64, what the daemon has open for a moment may take the last ones before its share is
+        # full
+        few = limit is not None and f"of {limit} descriptors are left" in said["why"]
+        assert f"run {run} would have" in said["why"] or few
     if attack == "children":
         assert re.search(rf"only \d+ of {limit} descriptors are left", said["why"])
         assert limit is not None
