@@ -57,7 +57,8 @@ def watch(report: str) -> None:
         *places,
         *map(str, surroundings.fetched()),
     )
-    _readable = (*_writable, f"{ROOT}/", f"{sys.prefix}/", f"{sys.base_prefix}/")
+    libraries = [f"{place}/" for place in sys.path if os.path.isabs(place)]
+    _readable = (*_writable, *libraries, f"{ROOT}/", f"{sys.prefix}/", f"{sys.base_prefix}/")
     _homes = tuple(
         f"{home}/"
         for home in {surroundings.person.get("HOME", ""), pwd.getpwuid(os.getuid()).pw_dir}

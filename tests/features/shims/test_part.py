@@ -47,7 +47,7 @@ def status(runtime: Runtime, uid: int) -> dict[str, object]:
 
 
 async def launched(runtime: Runtime) -> str:
-    run = await spawned(runtime, replace(AGENT, env=ENV))
+    run = await spawned(runtime, replace(AGENT, env=ENV), Peer(os.geteuid(), "ann"))
     await until(lambda: runtime.catalogue.live[run].run.status is Status.RUNNING)
     return run
 
