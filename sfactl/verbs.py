@@ -3,8 +3,8 @@ take 0.2 s.
 
 Each is a function in the module of `commands/` that is named like it. A package there is a group of
 verbs of two words: `session list` is in `commands/session/list.py`. A test compares the lines with
-the functions. A line whose module is not there says nothing, and a module without a line, such as
-that of a feature somebody has added, is listed as `More`.
+the functions. A verb whose module has been deleted is not listed. A verb whose module has no line
+here, such as that of a new feature, is listed under `More`.
 """
 
 import os
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 ALIASES = {"ps": "list"}
 
 _COMMANDS = os.path.join(os.path.dirname(__file__), "commands")
-_THERE = {name.removesuffix(".py") for name in os.listdir(_COMMANDS) if not name.startswith("_")}
+_FILES = {name.removesuffix(".py") for name in os.listdir(_COMMANDS) if name.endswith(".py")}
 
 _LINES = {
     "Start": {
@@ -124,35 +124,47 @@ _MEANT = {
 """Words of other tools, and the verbs that do the same."""
 
 
+def _is_there(verb: str) -> bool:
+    module = os.path.join(_COMMANDS, verb)
+    return verb in _FILES or any(map(os.path.exists, (f"{module}.py", f"{module}/__init__.py")))
+
+
 def _more(names: Iterable[str]) -> dict[str, str]:
     """Return verbs that have no line: the first sentence of what their functions say."""
     import ast  # no verb of sfad's own needs it
 
     found = {}
     for name in sorted(names):
-        with open(os.path.join(_COMMANDS, f"{name}.py")) as file:
-            tree = ast.parse(file.read())
-        said = next(
-            ast.get_docstring(node)
-            for node in tree.body
-            if isinstance(node, ast.FunctionDef) and node.name.rstrip("_") == name
-        )
-        found[name] = (said or "").partition("\n")[0].removesuffix(".")
+        with open(os.path.join(_COMMANDS, f"{name}.py"), "rb") as file:
+            text = file.read()
+        try:
+            body = ast.parse(text).body
+        except (SyntaxError, ValueError):
+            found[name] = ""  # who names this verb is told what is wrong
+            continue
+        for node in body:
+            if isinstance(node, ast.FunctionDef) and node.name.rstrip("_") == name:
+                said = ast.get_docstring(node) or ""
+                found[name] = " ".join(said.partition("\n\n")[0].split()).removesuffix(".")
     return found
 
 
 def _headings() -> dict[str, dict[str, str]]:
     listed = {
-        heading: {name: line for name, line in lines.items() if name in _THERE}
+        heading: {name: line for name, line in lines.items() if _is_there(name)}
         for heading, lines in _LINES.items()
     }
-    more = _THERE.difference(*_LINES.values())
+    more = _FILES.difference({"__init__"}, *_LINES.values())
     return listed | ({"More": _more(more)} if more else {})
 
 
 HEADINGS = _headings()
 """The verbs of one word and the groups, by the heading of the help, in its order."""
-MEMBERS = {name: lines for name, lines in _MEMBERS.items() if name in _THERE}
+MEMBERS = {
+    group: {name: line for name, line in lines.items() if _is_there(os.path.join(group, name))}
+    for group, lines in _MEMBERS.items()
+    if _is_there(group)
+}
 """The verbs of each group, which have two words."""
 _TOP = {name: summary for listed in HEADINGS.values() for name, summary in listed.items()}
 SUMMARIES = {

@@ -71,7 +71,7 @@ class SpawnRequested(OfPeer, frozen=True):
     lease_until: float | None = None
     """Of a grant with a lease: when that ends, on this node's clock."""
     unix_time: float = 0.0
-    """When, for rules about the time of day."""
+    """When, for rules about the time of day, and to tell when a start will be possible."""
 
 
 class StopRequested(OfPeer, frozen=True):

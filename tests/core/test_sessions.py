@@ -16,13 +16,10 @@ from sfad.protocol.types import Refusal, Rule, RunId
 
 from .transcript import BOB, Transcript, inside
 
-NOON = 1_800_014_400.0
-"""2027-01-15 12:00:00 UTC."""
-
 
 def session(**more: Any) -> dict[str, Any]:
     """Return the fields of a spawn that is a session."""
-    return {"session": SessionAsked(unix_time=NOON), "leaf": not more.get("nested", False)} | more
+    return {"session": SessionAsked(), "leaf": not more.get("nested", False)} | more
 
 
 def refused(t: Transcript, name: str, *peer: Peer, **more: Any) -> Refusal:

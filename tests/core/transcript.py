@@ -249,6 +249,7 @@ class Transcript:
             self.token(),
             peer,
             asked_for(**{"name": name, "limits": bounds} | asked),
+            unix_time=1_800_014_400.0,  # 2027-01-15 12:00:00 UTC
         )
 
     def stop(

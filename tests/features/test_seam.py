@@ -108,15 +108,42 @@ def test_the_heart_alone_passes_its_tests(copy: Copy) -> None:
     )
 
 
-def test_what_no_config_asks_for_is_not_loaded() -> None:
-    """But for declarations."""
-    script = (
-        "import sys, sfad.cli; print(*(m for m in sys.modules if m.startswith('sfad.features.')))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
+def test_a_daemon_that_no_config_asks_for_features_loads_declarations(tmp_path: Path) -> None:
+    """And shims: whether a person has installed some is seen by a look at their directory alone."""
+    state, told = tmp_path / "state", tmp_path / "imports"
+    words = ["-m", "sfad", "serve", "--ready-fd", "1", "--state-dir", str(state)]
+    words += ["--socket", str(tmp_path / "s"), "--config", "/dev/null"]
+    with open(told, "wb") as file:
+        daemon = subprocess.Popen(
+            [sys.executable, "-X", "importtime", *words], stdout=subprocess.PIPE, stderr=file
+        )
+        assert daemon.stdout is not None
+        try:
+            assert daemon.stdout.readline() == b"ready\n"
+        finally:
+            daemon.terminate()
+            daemon.wait()
+            daemon.stdout.close()
+    lines = told.read_text().splitlines()
+    loaded = {line.rpartition("|")[2].strip() for line in lines if "import time:" in line}
     declared = {f"sfad.features.{name}{module}" for name in NAMES for module in ("", ".feature")}
-    declared |= {"sfad.features.listed"}
+    declared |= {"sfad.features", "sfad.features.listed"}
     declared |= {kind.__module__ for feature in FEATURES.values() for kind in feature.verbs}
-    assert set(done.stdout.split()) == declared
+    assert {name for name in loaded if name.startswith("sfad.features.metrics")}
+    others = {name for name in loaded - declared if name.startswith("sfad.features")}
+    assert {name.split(".")[2] for name in others} <= {"shims"}
+
+
+def test_a_file_that_is_no_verb_harms_no_other(copy: Copy) -> None:
+    commands = copy.tree / "sfactl/commands"
+    (commands / "list.py~").touch()
+    (commands / "helper.py").write_text("def something() -> None: ...\n")
+    (commands / "broken.py").write_text("def broken(:\n")
+    shutil.rmtree(commands / "hooks")
+    done = subprocess.run(
+        [copy.python, "-m", "sfactl", "--help"], cwd=copy.tree, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    shown = {line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ")}
+    assert {"list", "broken"} <= shown
+    assert not shown & {"helper", "list.py~", "hooks"}

@@ -473,10 +473,9 @@ def _until_fewer(live: Sequence[Run], limit: int, at: float) -> float | None:
 def _refuse_session(
     q: Question, rule: Rule, said: str, *, key: str, limit: int, value: int, wait: float | None
 ) -> Refusal:
-    assert q.run.asked.session is not None
     when = "A start will be possible when one of them has ended"
     if wait is not None:
-        moment = f"{format_moment(q.run.asked.session.unix_time + wait)}, in {format_elapsed(wait)}"
+        moment = f"{format_moment(q.unix_time + wait)}, in {format_elapsed(wait)}"
         latest = (
             "" if rule is Rule.RATE else " at the latest: when one of them reaches its time limit"
         )

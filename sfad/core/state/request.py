@@ -58,8 +58,6 @@ class SessionAsked(Struct, frozen=True):
 
     limits: tuple[Limit, ...] = ()
     """What the caller asked for."""
-    unix_time: float = 0.0
-    """When. A refusal tells when a start will be possible."""
 
 
 class Shown(Struct, frozen=True, omit_defaults=True):

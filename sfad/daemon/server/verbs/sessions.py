@@ -1,7 +1,5 @@
 """Sessions: `start_session`, and what the peer may do with them, `session_rights`."""
 
-import time
-
 from ....core.state.request import SessionAsked
 from ....protocol.errors import bad_request, check_limits, check_most
 from ....protocol.messages import Continuation, SessionRights, SessionRules, Spawn, StartSession
@@ -35,7 +33,7 @@ async def start_session(asker: Asker, request: StartSession) -> None:
         raise bad_request("the task is blank; say what to do")
     limits = check_limits(request.limits)
     if request.continues is not None:
-        await spawn(asker, _spawn(request, None, {}), SessionAsked(limits, time.time()))
+        await spawn(asker, _spawn(request, None, {}), SessionAsked(limits))
         return
     agent = request.agent or runtime.config.sessions.default_agent
     if agent is None:
@@ -47,7 +45,7 @@ async def start_session(asker: Asker, request: StartSession) -> None:
         raise bad_request(
             f"there is no agent {agent[:64]!r}; choose from: {', '.join(runtime.agents)}"
         )
-    await spawn(asker, _spawn(request, agent, given), SessionAsked(limits, time.time()))
+    await spawn(asker, _spawn(request, agent, given), SessionAsked(limits))
 
 
 def _spawn(request: StartSession, agent: str | None, placeholders: dict[str, str]) -> Spawn:
