@@ -33,11 +33,7 @@ Connections:
 `start_daemon`      connects, and starts a daemon if none is running: by systemd or by fork
 `history`           connects, or reads the ledger if no daemon is running
 `sessions`          what `sfactl session` and `sfactl mcp` do
-`over_fleet`        verbs with --fleet, and runs that are named NODE/ID; `list`, `tree`, `summary`
-                    and `plans` of all nodes
-`fleet`             the nodes of the fleet, a connection to each, and their runs as one list
-`fleet_calls`       requests about runs that are named NODE/ID, for `top` and the console, and
-                    summaries as one
+`fleet`             connections on which the daemon answers for its fleet, and who has not answered
 `fleet_run`         output of runs on other nodes; `run --fleet`
 `landing`           the work of ended runs in worktrees: what is there, and how it lands
 `shipping`          directories that are sent with runs, and changes that are brought back

@@ -2,8 +2,6 @@
 
 import gc
 import sys
-from collections.abc import Callable
-from typing import Any
 
 
 def main() -> None:
@@ -24,13 +22,7 @@ def execute(arguments: list[str]) -> int:
     from .app import carry_out
     from .entry import guarded
 
-    return guarded(lambda: carry_out(arguments, _elsewhere))
-
-
-def _elsewhere(verb: str, function: Callable[..., int | None], values: dict[str, Any]) -> int:
-    from . import over_fleet  # most command lines are about this node
-
-    return over_fleet.carry_out(verb, function, values)
+    return guarded(lambda: carry_out(arguments))
 
 
 if __name__ == "__main__":

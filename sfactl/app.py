@@ -32,9 +32,6 @@ from .options import WITHOUT_VALUE, RootJson, RootSocket
 
 Sections = dict[str, list[tuple[str, str]]]
 """Lines of the help by their heading: a term and what it means."""
-Elsewhere = Callable[[str, Callable[..., int | None], dict[str, Any]], int]
-"""Carries out a verb, given its function and its values, on other nodes. `over_fleet` imports
-verbs, so it is given to them."""
 COMPLETING = "_SFACTL_COMPLETE"
 """The variable by which a completion script asks for words: `complete_bash`."""
 SETTINGS = {"help_option_names": ["-h", "--help"]}
@@ -106,14 +103,11 @@ class Verb(TyperCommand):
         with _help_named(ctx):
             if not (ctx.params.pop("over_fleet", False) or _names_node(ctx.params)):
                 return super().invoke(ctx) or exits.ExitCode.DONE
-            # the function itself: typer's wrapper has state, and a verb may be carried out on
-            # several nodes at once
-            function = cast(Any, self.callback).__wrapped__
-            verb = ctx.command_path.removeprefix("sfactl ")
-            elsewhere: Elsewhere = ctx.obj
-            return elsewhere(
-                verb, function, {name: _list(value) for name, value in ctx.params.items()}
-            )
+            from . import fleet  # most command lines are about this node
+
+            ctx.params["socket"] = fleet.place(ctx.params["socket"])
+            code = super().invoke(ctx)
+            return fleet.tell_unanswered() if code in (None, exits.ExitCode.DONE) else code
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         # typer shows headings only if rich formats the help, and plain help is what pipes and
@@ -169,12 +163,10 @@ def _help_named(ctx: Any) -> Iterator[None]:
 def _names_node(values: Mapping[str, Any]) -> bool:
     """Return whether a run is named as the fleet knows it, NODE/ID."""
     words = values.get("words", ()) if "run" not in values else ()
-    named = [*values.get("runs", ()), *words, values.get("run")]
+    run = values.get("run")
+    several = run if isinstance(run, list | tuple) else [run]
+    named = [*values.get("runs", ()), *words, *several, values.get("root")]
     return any(isinstance(run, str) and "/" in run for run in named)
-
-
-def _list(value: Any) -> Any:
-    return list(value) if type(value) is tuple else value
 
 
 # ---- Groups of verbs
@@ -346,7 +338,7 @@ def _write(sections: Sections, formatter: Any) -> None:
             formatter.write_dl([(term.ljust(wide), about) for term, about in lines])
 
 
-def carry_out(arguments: Sequence[str], elsewhere: Elsewhere | None = None) -> int:
+def carry_out(arguments: Sequence[str]) -> int:
     """Carry out a command line, or complete one if the environment asks for that. Return the exit
     code. Raise `Quit`."""
     group = root()
@@ -355,7 +347,7 @@ def carry_out(arguments: Sequence[str], elsewhere: Elsewhere | None = None) -> i
     try:
         # not `group.main`, which has exit codes of its own for Ctrl-C and for a reader that has
         # gone
-        with group.make_context("sfactl", list(arguments), obj=elsewhere) as ctx:
+        with group.make_context("sfactl", list(arguments)) as ctx:
             code = group.invoke(ctx)
     except typer.Exit as end:
         code = end.exit_code

@@ -37,6 +37,8 @@ from sfad.protocol.paths import (
 )
 from sfad.protocol.requests.base import (
     Error,
+    FleetNodes,
+    OverFleet,
     Reply,
     Request,
     Welcome,
@@ -98,9 +100,10 @@ class DaemonError(exits.Quit):
         self.error = code
 
 
-other_node: Callable[[str], Client] | None = None
-"""Connects to the daemon of another node, at a place `fleet:NODE:SOCKET`. Set by `fleet`, which is
-imported where it is needed."""
+FLEET = "fleet:"
+"""How the place of a socket begins whose daemon is to answer for all nodes of its fleet."""
+unanswered_by: dict[str, str] = {}
+"""The nodes that have not answered requests of this process, and why."""
 
 
 def connect(flag: str | None, *, tell: bool = True, patient: bool = True) -> Client:
@@ -110,8 +113,6 @@ def connect(flag: str | None, *, tell: bool = True, patient: bool = True) -> Cli
     `Unreachable` for the first place, or for one that has a socket. `tell`: print a note if the
     system's daemon answers in place of the user's own, and once if the user's own does beside the
     system's. `patient`: inside a run, wait for a daemon that died; the run has one."""
-    if other_node is not None and flag is not None and flag.startswith("fleet:"):
-        return other_node(flag)
     try:
         return _connect(flag, tell=tell)
     except Unreachable as error:
@@ -134,6 +135,10 @@ def connect_again(flag: str | None) -> Client:
 
 
 def _connect(flag: str | None, *, tell: bool) -> Client:
+    if flag is not None and flag.startswith(FLEET):
+        client = _connect(flag.removeprefix(FLEET) or None, tell=tell)
+        client.ask_fleet()
+        return client
     try:
         places = client_sockets(os.environ, os.getuid(), flag)
     except ValueError as error:
@@ -221,6 +226,8 @@ class Client:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
         self._answers: list[Answer] = []
+        self.fleet: FleetNodes | None = None
+        """The nodes for which the daemon answers on this connection; `None`: for itself."""
         self._last_id = 0
         self._patience: float | None = None
         self._first_open()
@@ -253,6 +260,8 @@ class Client:
             if (why := distrusted(self._socket)) is not None:
                 raise Unreachable(self.path, "untrusted", why)
             self.welcome = self._shake_hands()
+            if self.fleet is not None:
+                self.ask_fleet()
         except BaseException:
             self.close()
             raise
@@ -477,6 +486,7 @@ class Client:
                 if isinstance(answer.reply, Error) and not answer.reply.id:
                     # it is about the connection, which the daemon closes next
                     self._last_words = answer.reply
+                unanswered_by.update(answer.reply.unanswered)
                 self._answers.append(answer)
         except TimeoutError:
             raise Unreachable(
@@ -495,6 +505,10 @@ class Client:
         welcome, _ = self.answer(number, Welcome)
         self._socket.settimeout(self._patience)
         return welcome
+
+    def ask_fleet(self) -> None:
+        """Have the daemon answer for all nodes of its fleet from now on. Raise `DaemonError`."""
+        self.fleet, _ = self.answer(self.send(OverFleet(id=0)), FleetNodes)
 
 
 def check(reply: Reply) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from sfad.protocol.requests.base import Reply, RunReply
 from sfad.protocol.requests.following import OutputPart, ReadOutput, Wait
@@ -14,11 +14,11 @@ from sfad.protocol.requests.starting import Refused, Spawn
 from sfad.protocol.requests.steering import Stop, Stopped
 from sfad.protocol.types import RunInfo, Status
 
-from . import connection, exits, output
+from . import exits, output
 from .connection import Client, DaemonError
 from .exits import ExitCode, UsageError
-from .fleet import Fleet
 from .options import Tail
+from .selection import RunSelection
 from .spawn_options import SpawnOptions
 
 Stream = Literal["stdout", "stderr"]
@@ -29,27 +29,31 @@ LOOK, LOOK_MAX = 0.05, 0.5
 STREAMS: tuple[Stream, ...] = ("stdout", "stderr")
 
 
-def logs(fleet: Fleet, values: Mapping[str, Any]) -> int:
+def logs(
+    client: Client,
+    chosen: RunSelection,
+    stdout: bool,
+    stderr: bool,
+    tail: Tail | None,
+    *,
+    follow: bool,
+    stamped: bool,
+) -> int:
     """Print the output of a run, wherever it is, or follow it."""
-    for name in ("everything", "name", "label", "timestamps", "json"):
-        if values.get(name):
-            option = "--all" if name == "everything" else f"--{name}"
+    options = {"--all": chosen.everything, "--name": chosen.name, "--label": chosen.label}
+    options |= {"--timestamps": stamped, "--json": chosen.json}
+    for option, given in options.items():
+        if given:
             raise UsageError(f"--fleet cannot be given with {option}: use it on the run's node")
-    runs = values.get("runs", ())
-    if len(runs) != 1:
+    if len(chosen.runs) != 1:
         raise UsageError("logs --fleet prints one run: name it as NODE/ID")
-    both = bool(values.get("stdout")) == bool(values.get("stderr"))
-    wanted = [name for name in STREAMS if both or values.get(name)]
-    node, run = fleet.find(runs[0], "logs")
-    with connection.connect(fleet.place(node)) as client:
-        offset = _begin(values.get("tail"))
-        copy(
-            client,
-            run,
-            {name: 2 if both and name == "stderr" else 1 for name in wanted},
-            offset,
-            bool(values.get("follow_")),
-        )
+    both = stdout == stderr
+    targets: dict[Stream, int] = {}
+    if both or stdout:
+        targets["stdout"] = 1
+    if both or stderr:
+        targets["stderr"] = 2 if both else 1
+    copy(client, chosen.runs[0], targets, _begin(tail), follow)
     return ExitCode.DONE
 
 

@@ -1,6 +1,6 @@
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, NamedTuple
@@ -8,7 +8,6 @@ from typing import Annotated, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sfad.protocol.encoding import to_json
 from sfad.protocol.event_types import EVENT_TYPES, unknown_pattern
 from sfad.protocol.requests.following import EventPush
 from sfad.protocol.requests.records import EventPage, Events
@@ -126,28 +125,17 @@ def events(wanted: EventOptions) -> None:
     show(wanted.request(), wanted.socket, json=wanted.json)
 
 
-def show(
-    wanted: Events,
-    socket: str | None,
-    *,
-    json: bool,
-    tell: Callable[[str], None] | None = None,
-    node: str | None = None,
-) -> None:
-    """Print events. `tell`: is given each line instead of stdout, with the name of the `node`."""
+def show(wanted: Events, socket: str | None, *, json: bool) -> None:
     found, own = False, output.own_user()
     # without a daemon there is a history, but nothing to follow
     with _connect_when_there(socket) if wanted.follow else history.connect(socket) as client:
         for event in _Events(client, wanted):
             found = True
-            if tell is not None and json:
-                tell(f'{{"node":{to_json(node).decode()},{to_json(event).decode()[1:]}')
-            elif tell is not None:
-                tell(f"{node}  {_line(event, own)}")
-            elif json:
+            if json:
                 output.print_json(event)
             else:
-                print(_line(event, own), flush=wanted.follow)
+                where = f"{event.node}  " if event.node is not None else ""
+                print(f"{where}{_line(event, own)}", flush=wanted.follow)
     if not found:
         output.note("no event matches")
 
@@ -218,12 +206,12 @@ class _Events:
                 check(answer.reply)
                 self.failures = 0
                 match answer.reply:
-                    case EventPush(event=event):
-                        self._reached(event.number)
+                    case EventPush(event=event, cursor=cursor):
+                        self._reached(event.number, cursor)
                         yield event
-                    case EventPage(events=events, reached=reached, more=more):
+                    case EventPage(events=events, reached=reached, more=more, cursor=cursor):
                         yield from events
-                        self._reached(reached)
+                        self._reached(reached, cursor)
                         if more:
                             self.client.send(self.wanted)
                         elif not self.wanted.follow:
@@ -233,5 +221,6 @@ class _Events:
                             self.client.path, "gone", f"it answered {type(answer.reply).__name__}"
                         )
 
-    def _reached(self, number: int) -> None:
-        self.wanted = replace(self.wanted, after=number, rows=PAGE)
+    def _reached(self, number: int, cursor: str) -> None:
+        after = number if not cursor else None
+        self.wanted = replace(self.wanted, after=after, cursor=cursor, rows=PAGE)

@@ -7,7 +7,6 @@ from .. import output, shipping
 from ..app import app
 from ..connection import connect
 from ..exits import ExitCode, Quit
-from ..fleet import Fleet
 from ..options import DIR, Json, Run, Socket, flag
 
 
@@ -35,11 +34,12 @@ def fetch(
     """
     with connect(socket) as client:
         packed, archive = shipping.fetched(client, run, patch=patch)
+        own = client.fleet.node if client.fleet is not None else packed.asked
     with archive:
         if patch:
             shipping.show_patch(archive)
             return
-        root = _root(packed, to, socket)
+        root = _root(packed, to, own)
         done = shipping.bring_back(archive, root, force=force, elsewhere=to is not None)
     if json:
         output.print_json({"run": run, "directory": output.utf8(root), **done})
@@ -47,13 +47,13 @@ def fetch(
         shipping.tell(done)
 
 
-def _root(packed: FilesPacked, to: str | None, socket: str | None) -> str:
-    """Return the directory to write to. Raise `Quit`."""
+def _root(packed: FilesPacked, to: str | None, own: str) -> str:
+    """Return the directory to write to. `own`: the node of this machine. Raise `Quit`."""
     if to is not None:
         os.makedirs(to, exist_ok=True)
         return os.path.abspath(to)
     root = os.fsdecode(packed.directory)
-    if packed.node != _own_node(packed, socket):
+    if packed.node != own:
         raise Quit(
             ExitCode.REFUSED,
             (
@@ -67,10 +67,3 @@ def _root(packed: FilesPacked, to: str | None, socket: str | None) -> str:
             f"{root}, from which the files came, is not there any more: name another with --to",
         )
     return root
-
-
-def _own_node(packed: FilesPacked, socket: str | None) -> str:
-    """Return the name of the node of this machine, if the run was named NODE/ID also of its own."""
-    if socket is None or not socket.startswith("fleet:"):
-        return packed.asked
-    return Fleet(socket.split(":", 2)[2] or None).own

@@ -11,7 +11,7 @@ from sfad.protocol.units import counted
 
 from .. import output, table
 from ..app import OverFleet, app
-from ..connection import Client
+from ..connection import Client, unanswered_by
 from ..exits import ExitCode, Quit
 from ..history import connect
 from ..options import (
@@ -125,15 +125,18 @@ def list_(wanted: ListOptions) -> None:
     the columns that do not fit: see --wide. A figure with ≥ may still grow, one with ≤ is an
     upper bound, one with ≈ an estimate. Times are local.
     """
-    columns = wanted.columns()
-
-    def shape(run: RunInfo) -> Any:
-        return to_json(run) if wanted.json else [column.cell(run) for column in columns]
-
     with connect(wanted.socket) as client:
+        nodes = client.fleet.nodes if client.fleet is not None else None
+        columns = wanted.columns() if nodes is None else of_fleet(wanted.columns())
+
+        def shape(run: RunInfo) -> Any:
+            if not wanted.json:
+                return [column.cell(run) for column in columns]
+            return to_json(run) if nodes is None else _with_node(run)
+
         found = collect(client, wanted.request(), wanted.limit_rows, shape)
     if wanted.json:
-        output.write(_object(found, sum_=wanted.sum_))
+        output.write(_object(found, nodes, sum_=wanted.sum_))
     else:
         rows = found.in_order()
         if wanted.sum_:
@@ -155,6 +158,7 @@ class Found:
 
     def __init__(self) -> None:
         self.runs: dict[RunId, Any] = {}
+        self._order: dict[RunId, Any] = {}
         self.ended = 0
         self.truncated = False
         self.cost_usd: float | None = None
@@ -166,6 +170,7 @@ class Found:
         """Count a run once: one that ended meanwhile comes a second time, in a later page."""
         if run.id not in self.runs:
             self.runs[run.id] = shown
+            self._order[run.id] = _order(run)
             self.ended += run.status.terminal
             self.users.add(run.user)
             self._use(run.usage)
@@ -179,7 +184,12 @@ class Found:
         self.at_most |= usage.at_most
 
     def in_order(self) -> list[Any]:
-        return [self.runs[run] for run in sorted(self.runs)]
+        return [self.runs[run] for run in sorted(self.runs, key=self._order.__getitem__)]
+
+
+def _order(run: RunInfo) -> Any:
+    """Return what the runs of a list are sorted by. The ids of several nodes have no order."""
+    return run.created_at if "/" in run.id else run.id
 
 
 def collect(
@@ -196,7 +206,7 @@ def collect(
         wanted.rows = PAGE if stop is None else min(PAGE, stop - found.ended + 1)
         page = client.call(wanted, RunList)
         for run in sorted(
-            page.runs, key=lambda run: (not run.status.terminal, run.id), reverse=True
+            page.runs, key=lambda run: (not run.status.terminal, _order(run)), reverse=True
         ):
             if run.status.terminal and found.ended == stop:
                 found.truncated = True
@@ -219,7 +229,11 @@ def listed(client: Client, selection: RunSelection) -> RunSelection:
     return RunSelection(runs)
 
 
-def _object(found: Found, *, sum_: bool) -> bytes:
+def _with_node(run: RunInfo) -> bytes:
+    return b'{"node":%b,%b' % (to_json(run.fleet and run.fleet.node), to_json(run)[1:])
+
+
+def _object(found: Found, nodes: Sequence[str] | None, *, sum_: bool) -> bytes:
     sums = {
         "runs": len(found.runs),
         "cost_usd": found.cost_usd and round(found.cost_usd, 9),
@@ -227,7 +241,9 @@ def _object(found: Found, *, sum_: bool) -> bytes:
     }
     sums |= {"partial": found.partial, "at_most": found.at_most}
     more = to_json(
-        ({"sum": sums} if sum_ else {}) | ({"truncated": True} if found.truncated else {})
+        ({"sum": sums} if sum_ else {})
+        | ({"truncated": True} if found.truncated else {})
+        | ({} if nodes is None else {"nodes": nodes, "unanswered": sorted(unanswered_by)})
     )
     return b'{"runs":[%b]%b\n' % (
         b",".join(found.in_order()),
@@ -304,6 +320,14 @@ COLUMNS = (
     ),
     Column("COMMAND", output.command),
 )
+
+
+def of_fleet(columns: Sequence[Column]) -> list[Column]:
+    """Return the columns for runs of several nodes."""
+    first, *others = (column for column in columns if column.name != "PARENT")
+    node = Column("NODE", lambda run: output.plain((run.fleet and run.fleet.node) or "-"))
+    return [first, node, *others]
+
 
 LEAST_FIRST = ("DEPTH", "PARENT", "TURNS", "AGE", "TOTAL", "TOKENS", "RAN", "ENDED", "GROUP")
 """Columns to leave out on a narrow terminal, the least important first."""

@@ -237,6 +237,10 @@ def logs(
     view = View(follow_, stdout, stderr, tail, timestamps, chosen.json)
     chosen.check()
     with connect(chosen.socket) as client:
+        if client.fleet is not None:
+            from ..fleet_run import logs as of_node  # of a run that may be on another machine
+
+            return of_node(client, chosen, stdout, stderr, tail, follow=follow_, stamped=timestamps)
         found: RunSelection = chosen
         if chosen.filtered:
             from .list import listed  # not needed if the runs are named

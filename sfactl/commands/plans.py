@@ -11,7 +11,7 @@ from sfad.protocol.requests.subscriptions import (
 
 from .. import output, table
 from ..app import OverFleet, app
-from ..connection import call
+from ..connection import connect
 from ..limits import moment
 from ..options import Json, Socket, flag
 
@@ -34,9 +34,12 @@ def plans(
     to agents; what you use beside sfad counts too. `list --wide`, `info` and `summary` show
     each run's share.
     """
-    found = call(socket, ListSubscriptions(id=0), SubscriptionList)
+    with connect(socket) as client:
+        found = client.call(ListSubscriptions(id=0), SubscriptionList)
+        nodes = client.fleet.nodes if client.fleet is not None else None
     if json:
-        output.print_json(output.content(found))
+        of_fleet = {"nodes": nodes, "unanswered": sorted(found.unanswered)}
+        output.print_json({"accounts": found.accounts} | (of_fleet if nodes is not None else {}))
     else:
         show(found.accounts, forecast=forecast)
 

@@ -81,10 +81,12 @@ def summary(options: SummaryOptions) -> None:
     """
     wanted = options.request()
     with connect(options.socket) as client:
-        found = client.call(wanted, Summarised).summary
+        told = client.call(wanted, Summarised)
+        found, nodes = told.summary, client.fleet.nodes if client.fleet is not None else None
         waits = list(waiting(client, wanted, found))
     if options.json:
-        print_json(found, waits)
+        of_fleet = {"nodes": nodes, "unanswered": sorted(told.unanswered)}
+        print_json(found, waits, **(of_fleet if nodes is not None else {}))
     else:
         show(found, waits, options.by)
 

@@ -6,8 +6,8 @@ from msgspec import Struct
 from sfad.protocol.requests.listing import WatchRuns
 
 from ..app import OverFleet, app
+from ..connection import FLEET
 from ..exits import UsageError
-from ..fleet import Fleet
 from ..options import Labels, MaybeRun, Names, Socket, User
 from ..selection import labels
 from ..spreading import spread
@@ -35,15 +35,14 @@ def top(options: TopOptions) -> int:
     Exit codes: 0 left with q; 2 no terminal, or the extra is not installed; 69 the daemon
     cannot be reached.
     """
-    return show(options)
-
-
-def show(options: TopOptions, fleet: Fleet | None = None) -> int:
-    """Show the runs of a daemon, or of a fleet. Return the exit code. Raise `Quit`."""
     if find_spec("textual") is None:
         raise UsageError(
             "top needs a package that is not installed; "
             "install sfad with its extra top, as in the checkout: pip install '.[top]'"
+        )
+    if options.root is not None and options.socket is not None and options.socket.startswith(FLEET):
+        raise UsageError(
+            "--fleet shows the runs of all nodes: leave out RUN, and type / to filter them"
         )
     wanted = WatchRuns(
         id=0,
@@ -60,8 +59,4 @@ def show(options: TopOptions, fleet: Fleet | None = None) -> int:
     # Imported here because Textual takes half a second, and is an extra.
     from ..top import app as screen
 
-    if fleet is not None:
-        from ..top.nodes import Nodes
-
-        return screen.show(Nodes(fleet, wanted))
     return screen.run(options.socket, wanted)

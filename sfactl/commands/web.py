@@ -1,9 +1,7 @@
 from importlib.util import find_spec
 
 from ..app import OverFleet, app
-from ..connection import connect
 from ..exits import ExitCode, Quit, UsageError
-from ..fleet import Fleet
 from ..inside import inside_run
 from ..spreading import spread
 from ..web.options import WebOptions
@@ -27,11 +25,6 @@ def web(wanted: WebOptions) -> int:
     Exit codes: 0 ended by Ctrl-C, SIGTERM or SIGHUP; 2 a wrong option, a port that is taken, or
     the extra is not installed; 69 the daemon cannot be reached; 77 inside a run.
     """
-    return serve(wanted)
-
-
-def serve(wanted: WebOptions, fleet: Fleet | None = None) -> int:
-    """Serve the runs of a daemon, or of a fleet. Return the exit code. Raise `Quit`."""
     if not wanted.check and (why := inside_run()) is not None:
         # --link of the person would offer the run's console, and that of the run the person's
         raise Quit(
@@ -49,15 +42,11 @@ def serve(wanted: WebOptions, fleet: Fleet | None = None) -> int:
 
         return addresses.print_link(wanted)
     from ..web import serving
-    from ..web.source import Daemon
+    from ..web.source import Source
 
     place = serving.place_of(wanted)
     if wanted.check:
         serving.tls_of(place)
         return ExitCode.DONE
-    if fleet is not None:
-        from ..web.source import Nodes
-
-        return serving.serve(Nodes(fleet), place, opens=wanted.opens)
-    connect(wanted.socket).close()  # an error belongs here, not into the browser
-    return serving.serve(Daemon(wanted.socket), place, opens=wanted.opens)
+    # an error of the daemon belongs here, not into the browser
+    return serving.serve(Source(wanted.socket), place, opens=wanted.opens)

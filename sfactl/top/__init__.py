@@ -8,6 +8,5 @@ Textual, which takes half a second.
 `pane`      the part below it: output, reasons, alerts, keys
 `prompt`    questions to the person
 `app`       the Textual application: what else is on the screen, and what keys do
-`nodes`     the runs of all nodes of a fleet
 `daemon`    threads that receive runs, send requests, and follow output
 """

@@ -14,7 +14,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunId
@@ -22,7 +22,7 @@ from sfad.protocol.types import RunId
 from ..connection import Client, DaemonError, Unreachable, connect
 from ..exits import Quit
 from ..follower import FileWatch
-from ..growing import LOOK, of_file, of_text
+from ..growing import LOOK, of_file, of_node, of_text
 from ..output import plain
 
 STATUS_AGAIN = 5.0
@@ -71,7 +71,7 @@ async def ask(source: "Source | None", request: m.Request, expected: type[R]) ->
 
 
 class Source(Protocol):
-    """Where runs come from: a daemon, or the daemons of all nodes of a fleet."""
+    """Where runs come from."""
 
     first: m.RunList
     of_fleet: bool
@@ -89,25 +89,27 @@ class Source(Protocol):
 
 
 class Feed:
-    """Receives runs and alerts of one daemon, and comes back when it does."""
-
-    of_fleet = False
+    """Receives runs and alerts of a daemon, or of a fleet, and comes back when it does."""
 
     def __init__(self, socket: str | None, wanted: m.WatchRuns) -> None:
         """Connect, and receive the first runs. Raise `Unreachable`, `DaemonError`."""
         self._socket, self._wanted = socket, wanted
         self._client: Client | None = connect(socket)
+        self.of_fleet = self._client.fleet is not None
         self.first = self._client.call(wanted, m.RunList)
-        self._is_away = False
+        self._away = _unanswered(self.first)
 
     def call(self, request: m.Request, expected: type[R]) -> R:
         with connect(self._socket) as client:
             return client.call(request, expected)
 
     def tail(self, run: RunId, show: "Show", *, stderr: bool) -> "Tail":
-        return OutputTail(self._socket, run, stderr=stderr, show=show)
+        kind = NodeTail if self.of_fleet else OutputTail
+        return kind(self._socket, run, stderr=stderr, show=show)
 
     def start(self, take: Take, away: Callable[[str], object]) -> None:
+        if self._away:
+            away(self._away)
         threading.Thread(target=self._work, args=(take, away), name="feed", daemon=True).start()
 
     def _work(self, take: Take, away: Callable[[str], object]) -> None:
@@ -123,8 +125,7 @@ class Feed:
                     "refused",
                     "gone",
                 )
-                self._is_away = True
-                away("the daemon is away" if gone else error.message)
+                self._tell("the daemon is away" if gone else error.message, away)
             if self._client is not None:
                 self._client.close()
                 self._client = None
@@ -141,8 +142,7 @@ class Feed:
                     time.monotonic() - heard_at > SILENT
                     and not select.select([client], [], [], 0.0)[0]
                 ):
-                    self._is_away = True
-                    away("the daemon does not answer")
+                    self._tell("the daemon does not answer", away)
                 else:
                     aside.add(client.send(m.DaemonInfo(id=0)))
                 due = time.monotonic() + STATUS_AGAIN
@@ -154,15 +154,23 @@ class Feed:
                 if isinstance(reply, m.EventPush):
                     due = 0.0
                 elif isinstance(reply, Told):
-                    if self._is_away:
-                        self._is_away = False
-                        away("")
+                    self._tell(_unanswered(reply), away)
                     take(reply)
                 elif isinstance(reply, m.Error) and reply.id not in aside:
                     # a run may see runs, but no alerts
                     raise DaemonError(reply.code, reply.message)
                 if isinstance(reply, m.DaemonStatus | m.Error):
                     aside.discard(reply.id)
+
+    def _tell(self, words: str, away: Callable[[str], object]) -> None:
+        if words != self._away:
+            self._away = words
+            away(words)
+
+
+def _unanswered(reply: m.Reply) -> str:
+    """Return which nodes of a fleet do not answer, and why."""
+    return "; ".join(f"node {node}: {why}" for node, why in sorted(reply.unanswered.items()))
 
 
 Show = Callable[["Tail", str], object]
@@ -219,12 +227,23 @@ class Tail(ABC):
             )
 
 
-class OutputTail(Tail):
-    """Of a run of the daemon here, whose files can be read."""
-
+class _TailOfRun(Tail):
     def __init__(self, socket: str | None, run: RunId, *, stderr: bool, show: Show) -> None:
         self._socket, self._run, self._stderr = socket, run, stderr
         super().__init__(show)
+
+
+class NodeTail(_TailOfRun):
+    """Of a run that may be on another machine: its output is read in pieces."""
+
+    def _copy(self) -> None:
+        with connect(self._socket) as client:
+            stream: Literal["stdout", "stderr"] = "stderr" if self._stderr else "stdout"
+            self._pass_on(of_node(client, self._run, stream))
+
+
+class OutputTail(_TailOfRun):
+    """Of a run of the daemon here, whose files can be read."""
 
     def _copy(self) -> None:
         with connect(self._socket) as client:

@@ -129,12 +129,12 @@ async def _continue(source: Source, run: str, body: Body) -> Body:
 
 async def _land(source: Source, run: str, _body: Body) -> Body:
     """Bring the work of an ended run where that was asked for, as `sfactl land RUN` does there."""
-    node, on_node = await source.find(run)
+    node, _, on_node = run.rpartition("/")
     if node != source.own:
         raise UsageError(f"its worktree is on node {node}: there, sfactl land {on_node}")
 
     def work() -> str:
-        with source.connect(node) as client:
+        with source.connect_here() as client:
             return landing.from_afar(client.call, on_node)
 
     return {"said": "; ".join(map(output.plain, (await in_thread(work)).splitlines()))}

@@ -11,20 +11,17 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime
 from math import nan
 
 import msgspec
 import trio
-from msgspec.structs import replace
 
 from sfad.protocol import messages as m
-from sfad.protocol.types import AlertState, RunId, RunInfo
+from sfad.protocol.types import RunId, RunInfo
 
 from ..connection import Client, DaemonError, Unreachable
 from ..exits import Quit
-from ..fleet import ANSWER
 from ..top.table import WAITS, RunTable
 from . import views
 from .source import Source
@@ -39,8 +36,6 @@ LINGER = 30.0
 needs no new start."""
 GONE = 10_000
 """Ids that are remembered of runs that are not told of any more."""
-LOOK = 10.0
-"""Seconds between two looks whether nodes have joined."""
 POINTS = 120
 """Points of a run's use that are kept. When there are twice as many, every other one is dropped."""
 _encode = msgspec.json.encode
@@ -53,20 +48,15 @@ class Feed:
         self.version = 1
         self.table = RunTable()
         self.away: str | None = None
-        """Why the daemon cannot be asked; of a fleet: this node's, if no node answers."""
+        """Why the daemon cannot be asked."""
         self.trouble = ""
-        """Which nodes do not answer, while others do."""
+        """Which nodes of the fleet do not answer."""
         self.ready = False
         """Whether the first runs have come."""
         self.status: m.DaemonStatus | None = None
         self.status_version = 0
         self.points: dict[RunId, Points] = {}
         self._source, self._nursery = source, nursery
-        self._unanswered: dict[str, str] = {}
-        """Why nodes do not answer."""
-        self._tellers: dict[RunId, str] = {}
-        """The node that told of a run last."""
-        self._statuses: dict[str, m.DaemonStatus] = {}
         self._rows: dict[RunId, tuple[int, bytes]] = {}
         self._gone: deque[tuple[int, RunId]] = deque(maxlen=GONE)
         self._forgotten = 0
@@ -122,85 +112,60 @@ class Feed:
     async def _run(self) -> None:
         try:
             while self._is_wanted():
-                async with trio.open_nursery() as nursery:
-                    await self._watch_all(nursery)
-                    nursery.cancel_scope.cancel()
+                client: Client | None = None
+                try:
+                    client = await trio.to_thread.run_sync(self._source.connect)
+                    await self._follow(client)
+                except Quit as error:
+                    self._lose(error)
+                finally:
+                    if client is not None:
+                        client.close()
+                await trio.sleep(AGAIN)
         finally:
             self._running, self.ready = False, False
 
-    async def _watch_all(self, nursery: trio.Nursery) -> None:
-        """Watch each node until no page is open."""
-        watched: set[str] = set()
-        while self._is_wanted():
-            for node in self._source.nodes:
-                if node not in watched:
-                    watched.add(node)
-                    nursery.start_soon(self._watch, node)
-            await trio.sleep(LOOK)
-            with suppress(Quit):  # the node that cannot be asked is told of by its own task
-                await self._source.look()
-
-    async def _watch(self, node: str) -> None:
-        one = trio.CapacityLimiter(1)  # nodes that do not answer keep no thread from others
-        while True:
-            client: Client | None = None
-            try:
-                client = await trio.to_thread.run_sync(self._source.connect, node, limiter=one)
-                await self._follow(node, client)
-            except Quit as error:
-                self._lose(node, error)
-            finally:
-                if client is not None:
-                    client.close()
-            await trio.sleep(AGAIN)
-
-    async def _follow(self, node: str, client: Client) -> None:
-        """Take what comes until the connection ends. Raise `Unreachable`, `DaemonError`."""
+    async def _follow(self, client: Client) -> None:
+        """Take what comes until the connection ends, or no page is open. Raise `Unreachable`,
+        `DaemonError`."""
         runs = client.send(m.WatchRuns(id=0))
         aside = {client.send(m.Events(id=0, types=["alert_*"], rows=1, follow=True))}
-        due, heard = 0.0, trio.current_time()
-        while True:
+        due = 0.0
+        while self._is_wanted():
             if trio.current_time() >= due:
                 aside.add(client.send(m.DaemonInfo(id=0)))
                 due = trio.current_time() + STATUS_AGAIN
-            if node != self._source.own and trio.current_time() - heard > STATUS_AGAIN + ANSWER:
-                raise Unreachable(client.path, "silent", f"no answer within {ANSWER:g} s")
             with trio.move_on_at(due):
                 await trio.lowlevel.wait_readable(client.fileno())
                 for answer in client.arrived():
-                    reply, heard = answer.reply, trio.current_time()
+                    reply = answer.reply
                     if isinstance(reply, m.EventPush):
                         due = 0.0
                     elif isinstance(reply, m.RunList | m.RunsPush):
-                        self._take(node, reply.runs, whole=isinstance(reply, m.RunList))
+                        self._take(reply)
                     elif isinstance(reply, m.DaemonStatus):
-                        self._take_status(node, reply)
+                        self._take_status(reply)
                     elif isinstance(reply, m.Error) and reply.id == runs:
                         raise DaemonError(reply.code, reply.message)
                     # other errors: a console inside a run may see runs, but no alerts
 
-    def _take(self, node: str, runs: Iterable[RunInfo], *, whole: bool) -> None:
-        before = set(self._rows)
-        self._unanswered.pop(node, None)
-        runs = self._source.told(node, runs, self._unanswered.keys(), whole=whole)
-        if whole:
-            self.table.forget([run for run, teller in self._tellers.items() if teller == node])
-        self.table.update(runs, time.monotonic())
+    def _take(self, reply: m.RunList | m.RunsPush) -> None:
+        before, runs, whole = set(self._rows), reply.runs, isinstance(reply, m.RunList)
+        (self.table.replace if whole else self.table.update)(runs, time.monotonic())
         # those that are missing have ended, and were forgotten at once because many have
         known = [self.table.runs[run.id] for run in runs if run.id in self.table.runs]
         self._encode(known)
         now = time.time()
         for run in known:
-            self._tellers[run.id] = node
             self.points.setdefault(run.id, Points()).add(run, now, after_gap=whole)
         for run_id in before - self.table.runs.keys():
-            del self._rows[run_id], self._tellers[run_id]
+            del self._rows[run_id]
             self.points.pop(run_id, None)
             if len(self._gone) == GONE:
                 self._forgotten = self._gone[0][0]
             self._gone.append((self.version, run_id))
-        self.ready = True
-        self._judge()
+        self.ready, self.away = True, None
+        self._note_unanswered(reply)
         self._tell()
 
     def _encode(self, runs: Iterable[RunInfo]) -> None:
@@ -210,17 +175,11 @@ class Feed:
         for run in runs:
             self._rows[run.id] = (self.version, _encode(views.row(run, self.table, now)))
 
-    def _take_status(self, node: str, status: m.DaemonStatus) -> None:
-        self._statuses[node] = status
-        own = self._statuses.get(self._source.own)
-        if own is None:
-            return
-        alerts = [
-            self._alert(node, each) for node, one in self._statuses.items() for each in one.alerts
-        ]
-        self.status = replace(own, alerts=alerts)
-        if own.limit_share != self.table.limit_share:
-            self.table.warn_from(own.limit_share)
+    def _take_status(self, status: m.DaemonStatus) -> None:
+        self.status = status
+        self._note_unanswered(status)
+        if status.limit_share != self.table.limit_share:
+            self.table.warn_from(status.limit_share)
             self._encode(self.table.runs.values())
         # what a run waits for has times that go on
         self._encode([run for run in self.table.runs.values() if self.table.rank(run) == WAITS])
@@ -228,35 +187,20 @@ class Feed:
         self.status_version = self.version
         self._tell()
 
-    def _alert(self, node: str, alert: AlertState) -> AlertState:
-        return replace(alert, run_id=alert.run_id and self._source.name(node, alert.run_id))
-
-    def _lose(self, node: str, error: Quit) -> None:
-        why = self._said(node, error)
-        if self._unanswered.get(node) != why:
-            self._unanswered[node] = why
-            self._judge()
+    def _lose(self, error: Quit) -> None:
+        why = self._said(error)
+        if self.away != why:
+            self.away = why
             self._tell()
 
-    def _said(self, node: str, error: Quit) -> str:
-        if node:  # of a fleet
-            return (
-                f"node {node} does not answer"
-                if isinstance(error, Unreachable)
-                else f"node {node}: {error.message}"
-            )
+    def _said(self, error: Quit) -> str:
         gone = isinstance(error, Unreachable) and error.kind in ("missing", "refused", "gone")
         return "the daemon is away" if gone else error.message
 
-    def _judge(self) -> None:
-        """Tell apart whether no node answers, or only some do not."""
-        lost = self._unanswered
-        self.away = lost.get(self._source.own) if lost.keys() >= set(self._source.nodes) else None
+    def _note_unanswered(self, reply: m.Reply) -> None:
+        lost = [f"node {node}: {why}" for node, why in sorted(reply.unanswered.items())]
         whose = "its" if len(lost) == 1 else "their"
-        words = (
-            f"{'; '.join(lost[node] for node in sorted(lost))}: {whose} runs are shown as they were"
-        )
-        self.trouble = words if lost and self.away is None else ""
+        self.trouble = f"{'; '.join(lost)}; {whose} runs are shown as they were" if lost else ""
 
     def _tell(self) -> None:
         self.changes += 1

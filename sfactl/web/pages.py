@@ -271,10 +271,10 @@ async def _history(console: Console, request: Request) -> Any:
         rows=ROWS,
         before=query.get("before") or None,
     )
-    page = await console.source.page(wanted)
+    page = await console.source.ask(wanted, m.RunList)
     runs = sorted(page.runs, key=lambda run: run.created_at, reverse=True)
     rows = [views.alone(run, console.feed.table.limit_share) for run in runs]
-    return {"rows": rows, "next": page.next, "unanswered": page.unanswered}
+    return {"rows": rows, "next": page.next, "unanswered": sorted(page.unanswered)}
 
 
 async def _costs(console: Console, request: Request) -> Any:
@@ -301,19 +301,20 @@ async def _costs(console: Console, request: Request) -> Any:
         model=query.get("model") or None,
         labels=_labels(query),
     )
-    found, unanswered = await console.source.summary(whole)
+    told = await console.source.ask(whole, m.Summarised)
+    found = told.summary
     cost: list[dict[str, float | None]] = []
     for start, end in pairwise(days):
         part = msgspec.structs.replace(whole, since=start, until=end, groups_only=True)
         groups: list[Group] = []
         if found.runs:
-            groups = (await console.source.summary(part, unanswered))[0].groups
+            groups = (await console.source.ask(part, m.Summarised)).summary.groups
         cost.append({each.key or "-": each.cost_usd for each in groups})
     dearest = [each.key or "-" for each in found.groups if each.cost_usd][:SERIES]
     others = any(day[name] and name not in dearest for day in cost for name in day)
     return {
         "by": by,
-        "unanswered": unanswered,
+        "unanswered": sorted(told.unanswered),
         "runs": found.runs,
         "cost": found.cost_usd,
         "tokens": found.tokens,
@@ -384,17 +385,14 @@ async def _events(console: Console, request: Request) -> Any:
         wanted.after = max(before - back - 1, 0)
         more = True
         while more:
-            page = await console.source.ask(wanted, m.EventPage)
+            page = await console.source.ask_here(wanted, m.EventPage)
             found.extend(event for event in page.events if event.number < before)
             more, wanted.after = page.more and page.reached < before - 1, page.reached
         if back >= before:
             break
         back *= 8
     return {
-        "events": [
-            views.event(each, partial(console.source.name, console.source.own))
-            for each in reversed(found)
-        ],
+        "events": [views.event(each, console.source.name) for each in reversed(found)],
         "more": bool(found) and found[0].number > 1,
     }
 

@@ -150,17 +150,16 @@ class EventStream(Response):
     async def _follow_events(self) -> None:
         while True:
             try:
-                node, run = (
-                    await self._source.find(self._of) if self._of else (self._source.own, "")
-                )
-                with await trio.to_thread.run_sync(self._source.connect, node) as client:
-                    await self._pass_events_on(client, node, run)
+                # the numbers of events are those of one node
+                reach = self._source.connect if self._of else self._source.connect_here
+                with await trio.to_thread.run_sync(reach) as client:
+                    await self._pass_events_on(client)
             except Quit as error:
                 if self._feed.away is None:
                     await self._tell("trouble", _encode(error.message))
             await trio.sleep(AGAIN)
 
-    async def _pass_events_on(self, client: Client, node: str, run: RunId) -> None:
+    async def _pass_events_on(self, client: Client) -> None:
         """Pass on what a node tells until the connection ends. Raise `Quit`."""
         request = m.Events(
             id=0,
@@ -170,9 +169,9 @@ class EventStream(Response):
             types=self._types,
             severity=self._severity,
         )
-        request.runs = [run] if run else []
+        request.runs = [self._of] if self._of else []
         client.send(request)
-        name = partial(self._source.name, node)
+        name = str if self._of else self._source.name
         while True:
             await trio.lowlevel.wait_readable(client.fileno())
             for answer in client.arrived():

@@ -21,7 +21,6 @@ from sfad.protocol.types import ErrorCode, RunId
 
 from ..connection import Client, DaemonError, Unreachable
 from ..exits import Quit
-from ..fleet import ANSWER
 from ..follower import FileWatch
 from ..growing import BEFORE, LOOK, of_file, of_node, of_text
 from . import views
@@ -61,11 +60,10 @@ async def follow(source: Source, run: RunId, *, stderr: bool, cursor: str, tell:
     """Tell the output from `cursor` on (empty: the newest part), until it is cancelled. Errors are
     told as output."""
     try:
-        node, run = await source.find(run)
-        if node != source.own:
-            await _follow_there(source, node, run, stderr, cursor, tell)
+        if source.own and await _is_elsewhere(source, run):
+            await _follow_there(source, run, stderr, cursor, tell)
             return
-        with await trio.to_thread.run_sync(source.connect, node) as client:
+        with await trio.to_thread.run_sync(source.connect) as client:
             await _follow_here(client, run, stderr, cursor, tell)
     except (Quit, OSError) as error:
         await tell(f"\n[{error.message if isinstance(error, Quit) else error}]\n", "")
@@ -139,9 +137,12 @@ def _text_position(cursor: str) -> bytes:
 # ---- the output of a run on another node
 
 
-async def _follow_there(
-    source: Source, node: str, run: RunId, stderr: bool, cursor: str, tell: Tell
-) -> None:
+async def _is_elsewhere(source: Source, run: RunId) -> bool:
+    place = (await source.ask(m.Info(id=0, run=run), m.RunReply)).run.fleet
+    return place is not None and place.node != source.own
+
+
+async def _follow_there(source: Source, run: RunId, stderr: bool, cursor: str, tell: Tell) -> None:
     """Read it in pieces: no descriptor comes from there. If the node does not answer, ask it
     again."""
     said = False
@@ -154,8 +155,7 @@ async def _follow_there(
 
     while True:
         try:
-            with await trio.to_thread.run_sync(source.connect, node) as client:
-                client.be_patient(ANSWER)
+            with await trio.to_thread.run_sync(source.connect) as client:
                 text = not stderr and await _has_text(client, run)
                 pieces: Iterator[tuple[bytes, int | bytes]] = (
                     of_text(client, run, _text_position(cursor))
@@ -164,11 +164,12 @@ async def _follow_there(
                 )
                 await _pass_on(pieces, partial(trio.sleep, LOOK), keep)
                 return
-        except Unreachable:
+        except (DaemonError, Unreachable) as error:
+            if isinstance(error, DaemonError) and error.error is not ErrorCode.UNAVAILABLE:
+                raise
             if not said:
-                await tell(
-                    f"\n[node {node} does not answer; its output goes on here when it does]\n", ""
-                )
+                why = f"{error.message}; the output goes on here when it does"
+                await tell(f"\n[{why}]\n", "")
             said = True
         await trio.sleep(LOOK)
 

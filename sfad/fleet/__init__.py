@@ -4,7 +4,8 @@ Nothing else imports Ray. The daemon, and `sfactl`, reach other nodes through so
 passes on.
 
 `__main__`  makes this node's actor, and ends
-`actor`     the actor: one connection to its daemon, and calls of the other nodes' actors
+`actor`     the actor: calls of the other nodes' actors
+`link`      its connection to the daemon
 `tunnels`   sockets whose bytes go to the daemon of another node
 `placing`   what Ray knows of the nodes; placement groups, one for each tree
 """

@@ -4,30 +4,17 @@ import os
 import queue
 import socket
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
 import ray
 
-from ..protocol.conversation import Answer, Conversation, hello
-from ..protocol.framing import ProtocolError
-from ..protocol.messages import (
-    FLEET_VERSION,
-    Done,
-    FleetPush,
-    FleetTold,
-    ServeFleet,
-    Welcome,
-    pack_message,
-)
-from ..protocol.requests.base import Request
+from ..protocol.messages import FleetPush, FleetTold
 from . import NAMESPACE, actor_name
+from .link import Link
 from .placing import Places, all_nodes, drain, identity
 from .tunnels import Message, Tunnels
 
-AGAIN = 0.3
-"""Seconds between attempts to connect to the daemon."""
 LOOK, LOOK_MAX = 0.02, 1.0
 """Seconds between looks at reservations that wait: doubled each time while nothing happens."""
 
@@ -135,92 +122,3 @@ class NodeActor:
         """Another actor serves this node's daemon now: end, and do not come back."""
         ray.kill(self._own, no_restart=True)
         os._exit(0)  # where Ray does not know this one any more
-
-
-class Link:
-    """The actor's connection to its daemon, made again whenever it is lost."""
-
-    def __init__(
-        self,
-        node: str,
-        daemon: str,
-        way: Callable[[FleetPush, int], None],
-        do: Callable[[FleetPush], None],
-        displaced: Callable[[], None],
-    ) -> None:
-        self._node = node
-        self._daemon = daemon
-        self._way = way
-        self._do = do
-        self._displaced = displaced
-        self._lock = threading.Lock()
-        self._sock: socket.socket | None = None
-        self._last = 1
-        self._conversation = Conversation()
-        self.connected = False
-
-    def send(self, told: FleetTold) -> None:
-        """Tell the daemon something, unless the connection is lost: then it asks again."""
-        with self._lock:
-            if self._sock is not None:
-                self._last += 1
-                told.id = self._last
-                self._write(told)
-
-    def _write(self, message: Request) -> None:
-        assert self._sock is not None
-        try:
-            self._sock.sendall(pack_message(message))
-        except OSError:
-            self.connected = False  # the reader notices, too
-
-    def serve(self) -> None:
-        while True:
-            try:
-                self._connect()
-                self._read()
-            except (OSError, ProtocolError):
-                pass
-            finally:
-                self.connected = False
-                with self._lock:
-                    if self._sock is not None:
-                        self._sock.close()
-                        self._sock = None
-                for descriptor in self._conversation.take_unclaimed():
-                    os.close(descriptor)
-            time.sleep(AGAIN)
-
-    def _connect(self) -> None:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        try:
-            sock.connect(self._daemon)
-        except OSError:
-            sock.close()
-            raise
-        with self._lock:
-            self._sock, self._last = sock, 1
-            sock.sendall(hello(f"fleet actor {os.getpid()}"))
-            self._write(ServeFleet(id=1, node=self._node, version=FLEET_VERSION))
-
-    def _read(self) -> None:
-        self._conversation, sock = Conversation(), self._sock
-        assert sock is not None
-        while True:
-            for answer in self._conversation.read(sock):
-                self._take(answer)
-
-    def _take(self, answer: Answer) -> None:
-        match reply := answer.reply:
-            case Welcome():
-                pass
-            case Done():
-                self.connected = True
-            case FleetPush(what="way"):
-                self._way(reply, *answer.descriptors)
-            case FleetPush(what="end"):
-                self._displaced()
-            case FleetPush():
-                self._do(reply)
-            case _:
-                raise ConnectionAbortedError(str(reply))

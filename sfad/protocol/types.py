@@ -982,6 +982,8 @@ class Event(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     stdout_bytes: int | None = None
     """Of a session: how much output it had written, for its transcript."""
     stderr_bytes: int | None = None
+    node: str | None = None
+    """Of a fleet: the node that tells of it."""
     state: Literal["raised", "cleared"] | None = None
     """For an alert, with the next two."""
     value: float | None = None

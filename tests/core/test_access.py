@@ -60,7 +60,7 @@ OF_FLEET = {
     "fleet_status",
     "fleet_told",
     "forget_node",
-    "open_fleet",
+    "over_fleet",
     "serve_fleet",
     "share_plans",
     "tend",

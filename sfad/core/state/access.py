@@ -66,7 +66,7 @@ TABLE: Mapping[str, Access] = MappingProxyType({
     "limit": _ONE,
     "list": _MANY,
     "logs": _ONE,
-    "open_fleet": _OF_FLEET,
+    "over_fleet": _OF_FLEET,
     "pause": _ONE,
     "find_caller": _FOR_GATEWAY,
     "plans": _MANY,

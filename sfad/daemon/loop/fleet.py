@@ -41,6 +41,8 @@ from ...protocol.messages import (
     FleetTold,
     Refused,
     RunReply,
+    Select,
+    Selected,
     Spawn,
     Tend,
     Tended,
@@ -48,6 +50,7 @@ from ...protocol.messages import (
     pack_message,
 )
 from ...protocol.requests.base import Reply, Request
+from ...protocol.requests.fleet import FleetNode
 from ...protocol.types import ErrorCode, Reason, RunId, RunInfo, Ship, Status, Survivor, Wanted
 from ...runs.catalogue import RunCatalogue
 from ...runs.live import Live
@@ -87,6 +90,8 @@ _OF_PROCESSES = (c.Terminate, c.Interrupt, c.Kill, c.Survey, c.Freeze, c.Thaw, c
 
 PASSED_ON = 10.0
 """Seconds that a node has to answer a request that is passed on to it."""
+QUIET = 5.0
+"""Seconds after which a node that is followed is asked whether it lives."""
 
 
 class NotConnected(OSError):
@@ -192,6 +197,21 @@ class Fleet:
         """Call `then` with all nodes. Raise `NotConnected`."""
         self.ask(FleetPush(id=0, what="nodes"), then)
 
+    async def nodes(self) -> list[FleetNode]:
+        """Return all nodes. It may take long. Raise `OSError`."""
+        answered, found = trio.Event(), FleetTold(id=0)
+
+        def told(told: FleetTold) -> None:
+            nonlocal found
+            found = told
+            answered.set()
+
+        self.ask_nodes(told)
+        await answered.wait()
+        if found.refused is not None:
+            raise OSError(found.refused)
+        return found.nodes
+
     def ask(self, push: FleetPush, then: Told) -> None:
         """Have the actor do something, and call `then` with its answer. Raise `NotConnected`."""
         self._number += 1
@@ -233,6 +253,17 @@ class Fleet:
         with trio.socket.from_stdlib_socket(self.way(node)) as sock, trio.move_on_after(within):
             return await _Conversation(sock, node, self.node).ask(request)
         raise OSError(f"node {node} does not answer")
+
+    async def follow(self, node: str, request: Request, take: Callable[[Reply], object]) -> None:
+        """Ask the daemon of a node something, and call `take` with all that it answers, until the
+        connection ends. Raise `OSError`, and what `take` raises."""
+        with trio.socket.from_stdlib_socket(self.way(node)) as sock:
+            conversation = _Conversation(sock, node, self.node)
+            take(await conversation.ask(request))
+            while True:
+                for reply in await conversation.arrived():
+                    if not isinstance(reply, Selected):
+                        take(reply)
 
     # ---- steps of `start.prepare`
 
@@ -468,6 +499,8 @@ class _Conversation:
         self._conversation = Conversation()
         self._unsent = hello(f"fleet {own}")
         self._last = 0
+        self._more: list[Reply] = []
+        """What has arrived after the last answer."""
 
     async def ask(self, request: Request) -> Reply:
         """Return the answer. Raise `OSError`."""
@@ -476,9 +509,25 @@ class _Conversation:
         while data:
             data = data[await self._socket.send(data) :]
         while True:
-            for reply in await self._conversation.arrived(self._receive):
+            replies = await self._conversation.arrived(self._receive)
+            for reply in replies:
                 if reply.id == request.id or isinstance(reply, Error):
+                    self._more = list(replies)
                     return reply
+
+    async def arrived(self) -> Sequence[Reply]:
+        """Return what comes after the first answer. A node that says nothing is asked whether it
+        lives: it answers with `Selected`. Raise `OSError`."""
+        more, self._more = self._more, []
+        if more:
+            return more
+        with trio.move_on_after(QUIET):
+            return list(await self._conversation.arrived(self._receive))
+        with trio.move_on_after(PASSED_ON):
+            self._last += 1
+            await self._socket.send(pack_message(Select(id=self._last, verb="list")))
+            return list(await self._conversation.arrived(self._receive))
+        raise OSError(f"node {self._node} does not answer")
 
     async def _receive(self) -> bytes:
         if piece := await self._socket.recv(65536):

@@ -24,7 +24,7 @@ from ...protocol.messages import (
     ShareSubscriptions,
 )
 from ...protocol.requests.fleet import Allowance, SharedSubscription
-from ..loop.fleet import Fleet, NotConnected
+from ..loop.fleet import Fleet
 
 AGAIN, AGAIN_MAX = 0.2, 10.0
 """Seconds until a keeper that has not answered is asked again: doubled each time."""
@@ -148,19 +148,9 @@ class KeeperRequests:
             self._budgets.look()
 
     async def _head(self) -> str | None:
-        found: list[str] = []
-        answered = trio.Event()
-
-        def told(told: object) -> None:
-            found.extend(node.name for node in getattr(told, "nodes", ()) if node.head)
-            answered.set()
-
-        try:
-            self._fleet.ask_nodes(told)
-        except NotConnected:
-            return None
-        await answered.wait()
-        return found[0] if found else None
+        with suppress(OSError):
+            return next((node.name for node in await self._fleet.nodes() if node.head), None)
+        return None
 
     def _give_back(self) -> None:
         returned = [

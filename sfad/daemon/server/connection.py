@@ -3,10 +3,10 @@
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Iterable, MutableSequence, Sequence
+from collections.abc import Callable, Coroutine, Iterable, MutableSequence, Sequence
 from contextlib import suppress
 from operator import sub
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from msgspec import Raw, Struct, structs
 from msgspec.msgpack import Encoder
@@ -130,6 +130,18 @@ class Pending(NamedTuple):
     """When the request gives up waiting, on the core's clock."""
 
 
+class OfFleet(Protocol):
+    """Answers the requests of a connection for a whole fleet."""
+
+    def answer(
+        self, asker: Any, request: Any, here: Callable[[Any], Coroutine[object, None, None] | None]
+    ) -> Coroutine[object, None, None] | None:
+        """Answer a request. `here` answers one as that of a client of this daemon alone."""
+
+    def named(self, reply: Reply | RunRow | RunRows) -> Reply:
+        """Return what this daemon answers with the names that runs have in the fleet."""
+
+
 class Connection:
     """State of one client. `number` is never used twice; descriptors in `received` are owned until
     taken."""
@@ -185,7 +197,10 @@ class Connection:
         """Ids of requests whose reply comes later, from another thread's work."""
         self.waits: dict[int, Pending] = {}
         self.on_close: Callable[[], None] | None = None
-        """Of the fleet's actor."""
+        """Of the fleet's actor, and of a client of the fleet: such a connection is not handed over
+        to a daemon that executes itself again."""
+        self.of_fleet: OfFleet | None = None
+        """What answers a client that has asked for the fleet."""
 
     def hand_over(self, now: float) -> Connected:
         """Return what `take_over` needs after this process has executed itself again."""
@@ -284,6 +299,9 @@ class Connection:
     def send(self, reply: Reply | RunRow | RunRows, descriptors: Sequence[int] = ()) -> None:
         """Send what the socket takes now, and keep the rest. `descriptors` are closed once the
         kernel has duplicated them."""
+        self.send_as_is(reply if self.of_fleet is None else self.of_fleet.named(reply), descriptors)
+
+    def send_as_is(self, reply: Reply | RunRow | RunRows, descriptors: Sequence[int] = ()) -> None:
         kept = list(descriptors)
         data = framed(reply)
         if self.closed:

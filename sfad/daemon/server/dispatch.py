@@ -5,6 +5,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Container
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -79,7 +80,9 @@ class Dispatcher:
             self._check(asker, request)
             if verb is None:
                 raise bad_request("'hello' is sent only once")
-            answering = _answer(verb, asker, request)
+            answer = partial(_answer, verb, asker)
+            fleet = connection.of_fleet
+            answering = answer(request) if fleet is None else fleet.answer(asker, request, answer)
             if answering is not None:
                 self._services.runtime.background.begin(self._rest(asker, request, answering))
         except Exception as error:  # noqa: BLE001 - a bug in one request must not leave every tree without a supervisor

@@ -35,6 +35,7 @@ from .asker import Asker, Services, withdraw_calls
 from .clients import ClientTable
 from .connection import Connection, Looks
 from .dispatch import Dispatcher, Receiver
+from .fleet_nodes import Nodes
 from .shares import ClientBounds
 from .verbs.following import push
 
@@ -309,7 +310,8 @@ class Server:
         )
         runtime.connections = self._clients.by_fd.__len__
         self._looks = Looks()
-        services = Services(runtime, bounds, self._clients.by_fd, self._looks)
+        nodes = Nodes(runtime.fleet)
+        services = Services(runtime, bounds, self._clients.by_fd, self._looks, nodes)
         dispatcher = Dispatcher(services)
         self._receiver = Receiver(resources, live, bounds, self._clients, dispatcher)
         self.handover = ClientHandover(services, self._clients, self._receiver, dispatcher)

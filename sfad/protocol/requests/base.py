@@ -45,6 +45,9 @@ class Reply(Struct, kw_only=True, omit_defaults=True, tag_field="type"):
     could not be read."""
 
     id: int
+    unanswered: dict[str, str] = {}
+    """Of a fleet (`OverFleet`): the nodes that have not answered, and why; in a message of several,
+    those that do not answer now."""
 
 
 class Welcome(Reply, tag="welcome"):
@@ -56,6 +59,20 @@ class Welcome(Reply, tag="welcome"):
     state_dir: str
     run: RunId | None = None
     """The run that the client is in, according to the kernel."""
+
+
+class OverFleet(Request, tag="over_fleet"):
+    """Have the requests after this one on the connection answered for all nodes of the fleet, where
+    they are about no run, and for the node of the run otherwise. Runs have the names of the fleet,
+    NODE/ID, in requests and answers. Answered by `FleetNodes`."""
+
+    repeats = 1
+
+
+class FleetNodes(Reply, tag="fleet_nodes"):
+    node: str
+    """That of the daemon."""
+    nodes: list[str]
 
 
 class Done(Reply, tag="done"):

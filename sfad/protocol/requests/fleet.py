@@ -1,5 +1,5 @@
-"""The fleet: ways to the daemons of other nodes, and what these ask each other about the runs that
-they have granted."""
+"""The fleet: its nodes, and what their daemons ask each other about the runs that they have
+granted."""
 
 from __future__ import annotations
 
@@ -14,15 +14,6 @@ from .subscriptions import Provider, SeenWindow
 FLEET_VERSION = 1
 """Raised when two nodes would misread each other. They refuse each other then, with both
 numbers."""
-
-
-class OpenFleet(Request, tag="open_fleet"):
-    """Open a way to the daemon of a node: a socket that speaks this protocol from its `Hello` on.
-    Answered by `FleetWay`. Without `node`, only list the nodes."""
-
-    repeats = 1
-
-    node: str | None = None
 
 
 class FleetNode(Struct, frozen=True, kw_only=True):
@@ -40,13 +31,6 @@ class FleetNode(Struct, frozen=True, kw_only=True):
     labels: dict[str, str] = {}
     drained: bool = False
     head: bool = False
-
-
-class FleetWay(Reply, tag="fleet_way"):
-    node: str
-    """The caller's own."""
-    nodes: list[str] = []
-    descriptors: int = 0
 
 
 class FleetStatus(Request, tag="fleet_status"):

@@ -41,6 +41,8 @@ class EventPush(Reply, tag="event"):
     """An event. It has the `id` of the request that asked for it: `Watch`, `Spawn` or `Events`."""
 
     event: Event
+    cursor: str = ""
+    """Of a fleet, as `Events.cursor`."""
 
 
 class CallPush(Reply, tag="call"):

@@ -42,6 +42,8 @@ class Events(Request, tag="events"):
     repeats = ALWAYS
 
     after: int | None = None
+    cursor: str = ""
+    """Of a fleet, in place of `after`: where the last answer has ended."""
     rows: int = 50
     runs: list[str] = []
     """Only events of these runs and their descendants."""
@@ -63,6 +65,8 @@ class EventPage(Reply, tag="events"):
     """`after` for the next page, or to resume later."""
     more: bool = False
     """There are further pages."""
+    cursor: str = ""
+    """Of a fleet, as `Events.cursor`."""
 
 
 class ListCalls(Request, tag="calls"):

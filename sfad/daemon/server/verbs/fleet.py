@@ -12,14 +12,14 @@ from ....protocol.messages import (
     AskAllowances,
     Done,
     DrainNode,
+    FleetNodes,
     FleetPush,
     FleetState,
     FleetStatus,
     FleetTold,
-    FleetWay,
     ForgetNode,
     Forgotten,
-    OpenFleet,
+    OverFleet,
     ServeFleet,
     SharedSubscriptions,
     ShareSubscriptions,
@@ -30,31 +30,19 @@ from ....protocol.types import ErrorCode, RunId, RunInfo
 from ...loop.fleet import lease_until, stamp
 from ..asker import Asker, answers
 from ..checks import MAX_CHOSEN
+from ..over_fleet.requests import FleetClient
 
-# ---- `open_fleet`, `fleet_status`, `forget_node`: for clients
+# ---- `over_fleet`, `fleet_status`, `forget_node`: for clients
 
 
-@answers(OpenFleet)
-def open_fleet(asker: Asker, request: OpenFleet) -> None:
-    fleet = asker.runtime.fleet
-    if request.node is not None:
-        way = fleet.way(request.node)
-        way.setblocking(True)
-        asker.reply(FleetWay(id=asker.id, node=fleet.node, descriptors=1), [way.detach()])
-        return
-    is_wanted = asker.defer()
-
-    def told(told: FleetTold) -> None:
-        if not is_wanted():
-            return
-        if told.refused is not None:
-            asker.fail(ErrorCode.UNAVAILABLE, told.refused)
-        else:
-            asker.reply(
-                FleetWay(id=asker.id, node=fleet.node, nodes=[node.name for node in told.nodes])
-            )
-
-    fleet.ask_nodes(told)
+@answers(OverFleet)
+async def over_fleet(asker: Asker, _request: OverFleet) -> None:
+    nodes = asker.services.nodes
+    await asker.aside()
+    await nodes.look()
+    if asker.still_wanted():
+        asker.reply(FleetNodes(id=asker.id, node=nodes.own, nodes=nodes.names))
+        FleetClient(nodes, asker.connection)
 
 
 @answers(FleetStatus)
