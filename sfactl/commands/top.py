@@ -6,7 +6,7 @@ from msgspec import Struct
 from sfad.protocol.requests.listing import WatchRuns
 
 from ..app import OverFleet, app
-from ..connection import FLEET
+from ..connection import FLEET, unanswered_by
 from ..exits import UsageError
 from ..options import Labels, MaybeRun, Names, Socket, User
 from ..selection import labels
@@ -59,4 +59,6 @@ def top(options: TopOptions) -> int:
     # Imported here because Textual takes half a second, and is an extra.
     from ..top import app as screen
 
-    return screen.run(options.socket, wanted)
+    code = screen.run(options.socket, wanted)
+    unanswered_by.clear()  # the screen has shown that
+    return code

@@ -1,6 +1,7 @@
 from importlib.util import find_spec
 
 from ..app import OverFleet, app
+from ..connection import unanswered_by
 from ..exits import ExitCode, Quit, UsageError
 from ..inside import inside_run
 from ..spreading import spread
@@ -49,4 +50,6 @@ def web(wanted: WebOptions) -> int:
         serving.tls_of(place)
         return ExitCode.DONE
     # an error of the daemon belongs here, not into the browser
-    return serving.serve(Source(wanted.socket), place, opens=wanted.opens)
+    code = serving.serve(Source(wanted.socket), place, opens=wanted.opens)
+    unanswered_by.clear()  # pages have shown that
+    return code

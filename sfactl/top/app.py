@@ -23,7 +23,7 @@ from .. import limits, output
 from ..exits import Quit, UsageError
 from ..spawn_options import continuation
 from .cells import BAD, DIM, GOOD, WARN, heading, in_lines, line, titles
-from .daemon import Feed, Source, Told, ask, said
+from .daemon import Feed, Told, ask, said
 from .pane import About, Lines, Pane, alert_lines, explained, named
 from .prompt import Confirm, Prompt
 from .run_tree import RunTree, help_lines, keys, shown_key
@@ -58,7 +58,7 @@ class TopApp(App[None]):
         Binding("ctrl+z", "suspend_process", "suspend", show=False, priority=True),
     ]
 
-    def __init__(self, source: Source | None = None) -> None:
+    def __init__(self, source: Feed | None = None) -> None:
         """`source`: where runs come from, besides `take`."""
         super().__init__(ansi_color=True)
         self.table = RunTable()
@@ -546,10 +546,6 @@ def _as_typed(key: events.Key | events.Paste) -> Sequence[events.Key | events.Pa
 
 def run(socket: str | None, wanted: m.WatchRuns) -> int:
     """Show runs until a person leaves. Return the exit code."""
-    return show(Feed(socket, wanted))
-
-
-def show(source: Source) -> int:
-    app = TopApp(source)
+    app = TopApp(Feed(socket, wanted))
     app.run()
     return app.return_code or 0

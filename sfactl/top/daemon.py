@@ -14,7 +14,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, TypeVar
 
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunId
@@ -42,7 +42,7 @@ def said(error: Quit | OSError) -> str:
     return error.message if isinstance(error, Quit) else str(error)
 
 
-async def ask(source: "Source | None", request: m.Request, expected: type[R]) -> R:
+async def ask(source: "Feed | None", request: m.Request, expected: type[R]) -> R:
     """Return the daemon's reply. Raise `Quit`, `OSError`. If it is cancelled, the request is not
     withdrawn."""
     loop = asyncio.get_running_loop()
@@ -70,24 +70,6 @@ async def ask(source: "Source | None", request: m.Request, expected: type[R]) ->
     return await answered
 
 
-class Source(Protocol):
-    """Where runs come from."""
-
-    first: m.RunList
-    of_fleet: bool
-    """Whether runs are of several nodes."""
-
-    def start(self, take: Take, away: Callable[[str], object]) -> None:
-        """Pass on what comes. Both are called in other threads, `away` with the reason why a daemon
-        cannot be asked, and with `""` when it can be again."""
-
-    def call(self, request: m.Request, expected: type[R]) -> R:
-        """Return the reply to a request. Raise `Quit`, `OSError`."""
-
-    def tail(self, run: RunId, show: "Show", *, stderr: bool) -> "Tail":
-        """Follow the output of a run."""
-
-
 class Feed:
     """Receives runs and alerts of a daemon, or of a fleet, and comes back when it does."""
 
@@ -96,18 +78,23 @@ class Feed:
         self._socket, self._wanted = socket, wanted
         self._client: Client | None = connect(socket)
         self.of_fleet = self._client.fleet is not None
+        """Whether runs are of several nodes."""
         self.first = self._client.call(wanted, m.RunList)
         self._away = _unanswered(self.first)
 
     def call(self, request: m.Request, expected: type[R]) -> R:
+        """Return the reply to a request. Raise `Quit`, `OSError`."""
         with connect(self._socket) as client:
             return client.call(request, expected)
 
     def tail(self, run: RunId, show: "Show", *, stderr: bool) -> "Tail":
+        """Follow the output of a run."""
         kind = NodeTail if self.of_fleet else OutputTail
         return kind(self._socket, run, stderr=stderr, show=show)
 
     def start(self, take: Take, away: Callable[[str], object]) -> None:
+        """Pass on what comes. Both are called in another thread, `away` with the reason why the
+        daemon, or a node, cannot be asked, and with `""` when all can be again."""
         if self._away:
             away(self._away)
         threading.Thread(target=self._work, args=(take, away), name="feed", daemon=True).start()

@@ -17,7 +17,7 @@ from sfad.protocol.types import AlertState, Event, RunId, RunInfo
 
 from .. import limits, output
 from .cells import DIM, HEAD, KEY, line
-from .daemon import Source, Tail
+from .daemon import Feed, Tail
 from .table import reason
 
 MOST_LINES = 5000
@@ -51,7 +51,7 @@ class Pane(Vertical):
     Pane Log { height: 1fr; scrollbar-size: 0 0; background: ansi_default; color: ansi_default; }
     """
 
-    def __init__(self, source: Source | None) -> None:
+    def __init__(self, source: Feed | None) -> None:
         super().__init__()
         self.about: About | None = None
         self._source = source

@@ -143,7 +143,7 @@ class Shown:
 @contextmanager
 def shown(*runs: RunInfo, width: int = 80) -> Iterator[Shown]:
     with asyncio.Runner() as runner:
-        app = Driven(Away())
+        app = Driven(Away())  # type: ignore[arg-type]
         running = app.run_test(size=(width, 24))
         runner.run(running.__aenter__())
         try:
