@@ -75,6 +75,6 @@ Output:
 
 See "Starting fast" in docs/architecture.md. Only `web` imports trio, and of sfad only
 `sfad.protocol` and its version (`doctor` also `sfad.host.probe` and
-`sfad.processes.isolation.sandbox`; `diff`, `prune` and `landing` `sfad.git`, `shipping`
+`sfad.features.listed`; `diff`, `prune` and `landing` `sfad.git`, `shipping`
 `sfad.shipping`, `web` `sfad.host.callers`).
 """

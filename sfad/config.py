@@ -26,14 +26,12 @@ from .config_values import (
     CLUSTER,
     COMMAND,
     COUNT,
-    EGRESS,
     GROUP,
     LIMITS,
     NAME_MAX,
     NAMES,
     NODE,
     PATH,
-    PATHS,
     PATTERNS,
     PERCENT,
     SIZE,
@@ -162,17 +160,6 @@ class AccessConfig(Struct, frozen=True, kw_only=True):
     users: Literal["auto", "all", "own"] = "auto"
     admin_group: Annotated[int, Meta(ge=0, le=2**32 - 2, extra=GROUP)] | None = None
     """The group whose members may do with all runs what root may."""
-
-
-class IsolationConfig(Struct, frozen=True, kw_only=True):
-    default: Literal["off", "on", "net"] = "off"
-    """The least isolation of every run."""
-    writable: tuple[Annotated[str, Meta(pattern=r"^(/|~/)", extra=PATHS)], ...] = ()
-    """Where each isolated run may write, beside its working directory."""
-    readable: tuple[Annotated[str, Meta(pattern=r"^(/|~/)", extra=PATHS)], ...] = ()
-    """What each isolated run may read, beside programs and what it may write."""
-    egress: Annotated[tuple[str, ...], Meta(extra=EGRESS)] = ()
-    """What each run with a network of its own reaches through the gateway, beside its model."""
 
 
 class LogConfig(Struct, frozen=True, kw_only=True):
@@ -365,7 +352,6 @@ class Configuration(Struct, frozen=True, kw_only=True):
     attempts: AttemptsConfig = AttemptsConfig()
     service: ServiceConfig = ServiceConfig()
     containment: ContainmentConfig = ContainmentConfig()
-    isolation: IsolationConfig = IsolationConfig()
     access: AccessConfig = AccessConfig()
     log: LogConfig = LogConfig()
     retention: RetentionConfig = RetentionConfig()

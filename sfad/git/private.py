@@ -38,7 +38,7 @@ from .record import Record, content
 _PACKAGES = str(Path(__file__).parents[2])
 _START = (
     "import sys; sys.path.append(sys.argv[1]); "
-    "from sfad.processes.isolation.outside import main; main(sys.argv[2:])"
+    "from sfad.features.isolation.outside import main; main(sys.argv[2:])"
 )
 _SEAL = "."
 """`processes.credentials.SEAL`, which a module that `sfactl` imports cannot."""

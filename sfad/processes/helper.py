@@ -53,9 +53,9 @@ def _end(number: int, _frame: object) -> NoReturn:
 # ---- The first step of an attempt
 
 
-def first_step(step: Sequence[bytes], files: Sequence[bytes], argv: Sequence[bytes]) -> list[bytes]:
-    """Return the command of a step that becomes another. It executes the first of `files` that can
-    be executed."""
+def completed(step: Sequence[bytes], files: Sequence[bytes], argv: Sequence[bytes]) -> list[bytes]:
+    """Return the command of a first step, or of a sandbox, that becomes or starts another. It
+    executes the first of `files` that can be executed."""
     return [*step, *(b"file=" + file for file in files), b"--", *argv]
 
 

@@ -139,7 +139,7 @@ class LaunchRecord:
     report: int | None = None
     """For a launch in flight during a re-exec: the descriptor on which the trampoline reports. It
     becomes the launcher's."""
-    isolated: bool = False
+    sandboxed: bool = False
     """Whether the main process keeps the command in a sandbox."""
 
 

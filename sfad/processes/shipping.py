@@ -30,7 +30,7 @@ KEPT = 900.0
 def step_words(
     *, copy: str, cwd: bytes, git: bool, author: str, most: int, sealed: bool
 ) -> list[bytes]:
-    """Return the command that `helper.first_step` completes."""
+    """Return the command that `helper.completed` completes."""
     given = {
         "copy": copy, "cwd": os.fsdecode(cwd), "git": "1" if git else "", "author": author,
         "most": str(most), "sealed": "1" if sealed else "",

@@ -53,7 +53,7 @@ def look(words: Sequence[str]) -> None:
 def step_words(
     wanted: Record, *, origin: bytes, cwd: bytes, sealed: bool, found: bool
 ) -> list[bytes]:
-    """Return the command that `first_step` completes."""
+    """Return the command that `helper.completed` completes."""
     given = {
         "path": wanted.path, "repository": wanted.repository, "branch": wanted.branch,
         "start": wanted.start, "run": wanted.run, "socket": wanted.socket,

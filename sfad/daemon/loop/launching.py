@@ -26,9 +26,8 @@ from ...usage.metering import Metering
 from . import worktrees
 from .environment import run_environment
 from .gateways import Gateways
-from .isolating import Isolating
 from .resources import Resources
-from .seam import Parts
+from .seam import Launch, Parts
 from .shipping import Shipping
 
 LAUNCH = 8
@@ -58,7 +57,6 @@ class Launching:
     arm: Arm
     gateways: Gateways
     parts: Parts
-    isolating: Isolating
     shipping: Shipping
 
     def launch(self, run: Run) -> None:
@@ -134,21 +132,21 @@ class Launching:
         deadline = wall_clock().timestamp() + min(left)
         terminal = live.output.stdio == "inherit" and stdin is not None and _is_terminal(stdin)
         env = run_environment(live, socket=self.resources.socket, deadline=deadline)
-        env, stand_ins = self.parts.launch(live, env)
-        env = self.shipping.environment(live, worktrees.environment(live, env))
+        given = self.parts.launch(live, Launch(env, terminal))
+        env = self.shipping.environment(live, worktrees.environment(live, given.env))
         step, cwd = self._first_step(live)
         return LaunchSpec(
             argv=self.gateways.with_token(run.id, self._argv(live)),
             cwd=cwd,
-            env=self.isolating.environment(live, self.gateways.with_token(run.id, env)),
+            env=self.gateways.with_token(run.id, env),
             umask=live.command.umask,
             stdin=stdin,
             stdout=stdout,
             stderr=stderr,
             terminal=terminal,
             bounds=bounds_of(run),
-            stand_ins=stand_ins,
-            sandbox=self.isolating.sandbox(live, terminal=terminal, stand_ins=stand_ins),
+            stand_ins=given.stand_ins,
+            sandbox=given.sandbox,
             first_step=step,
             user=live.credentials,
             nonce=live.nonce,
@@ -160,7 +158,7 @@ class Launching:
             return unpacks
         worktree, cwd = live.parts.worktree, live.command.cwd
         step = worktrees.first_step(
-            live, self.resources.socket, sealed=live.parts.isolation is not None
+            live, self.resources.socket, sealed=live.parts.sandbox is not None
         )
         return step, cwd if step is None or worktree is None else worktree.origin
 

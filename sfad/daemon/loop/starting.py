@@ -33,7 +33,6 @@ from ...start.surroundings import Surroundings
 from ..lookup import find_run
 from .fleet import Fleet
 from .gateway_routing import GatewaySteps
-from .isolating import Isolating
 from .own_servers import ServerWatch, keep_alone
 from .pending_requests import OnAnswer, PendingRequests, PendingSpawn
 from .seam import Parts
@@ -52,7 +51,6 @@ class Starting:
         requests: PendingRequests,
         gateway: GatewaySteps,
         worktrees: Worktrees,
-        isolating: Isolating,
         fleet: Fleet,
         servers: ServerWatch,
         parts: Parts,
@@ -65,7 +63,9 @@ class Starting:
         self._requests = requests
         self._agents = agents
         self._continue_lost = continue_lost
+        self._parts = parts
         self._steps: tuple[Step, ...] = (
+            parts.load,
             find_session,
             gateway.read_setups,
             worktrees.make,
@@ -79,10 +79,11 @@ class Starting:
             gateway.read_settings,  # of the command
             gateway.route,
             keep_alone,
-            isolating.isolate,  # shows the sandbox what the command needs
+            parts.decide,
             keep_channel,
         )
         self._placed_steps: tuple[Step, ...] = (
+            parts.load,
             gateway.read_setups,
             fleet.check_placeable,
             fleet.note_files,
@@ -146,7 +147,9 @@ class Starting:
         """Ask the core for a run. `answer` is called with what it says, and before that `on_admit`,
         if it is yes. The descriptors are taken over, whatever it says. Raises `OSError` where too
         few descriptors are left; then nothing was asked."""
-        order, kept = around.order, to_recall(around.order, p, around.caller)
+        order, above = around.order, around.caller
+        inherited = {} if above is None else self._parts.inherited(p)
+        kept = to_recall(order, p, above, inherited)
         continued = self._continued_with(p, around)
 
         def make(run: Run, launcher: Launcher) -> Live:

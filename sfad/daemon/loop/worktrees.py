@@ -70,7 +70,7 @@ class Worktrees:
         does."""
         order, caller = around.order, around.caller
         asked = order.worktree
-        isolated = caller is not None and caller.parts.isolation is not None
+        isolated = caller is not None and caller.parts.sandbox is not None
         if asked is None:
             entry = around.agents.get(order.agent or "")
             if entry is None or not entry.agent.worktree or isolated:
@@ -252,7 +252,7 @@ def branch(live: Live) -> str | None:
 
 def first_step(live: Live, socket: str, *, sealed: bool) -> list[bytes] | None:
     """Return `LaunchSpec.first_step` of a run; `None` if it needs no worktree."""
-    worktree, isolation = live.parts.worktree, live.parts.isolation
+    worktree, isolation = live.parts.worktree, live.parts.sandbox
     if worktree is None or worktree.shared:
         return None
     record = Record(
