@@ -45,6 +45,7 @@ from .config_values import (
 from .core.state.limits import check_range
 from .core.state.naming import NAME, is_name
 from .core.state.policy import DURATION, AlertPolicy, CallBounds, Invalid, Policy
+from .feature import Section
 from .features.listed import FEATURES
 from .protocol.kinds import KINDS
 from .protocol.known import AGENTS, KNOWN_PROGRAMS, METERS
@@ -335,8 +336,6 @@ class Agent(Struct, frozen=True, kw_only=True):
     meter: MeterName = "auto"
     limits: Annotated[tuple[str, ...], Meta(extra=LIMITS)] = ()
     stdin: bool = False
-    worktree: bool = False
-    """Each run works in a git worktree of its own."""
 
 
 class Configuration(Struct, frozen=True, kw_only=True):
@@ -377,6 +376,13 @@ class Configuration(Struct, frozen=True, kw_only=True):
         """Return a section that a feature has declared, or its keys in one of the heart's."""
         return msgspec.convert(getattr(self, key), kind, from_attributes=True)
 
+    def is_set(self, section: Section) -> bool:
+        """Return whether what a feature has declared differs from the defaults."""
+        found = self.section(section.key, section.kind)
+        if isinstance(found, dict) and section.key in Configuration.__struct_fields__:
+            return any(entry != type(entry)() for entry in found.values())
+        return bool(found != section.kind())
+
 
 SECTIONS = tuple(section for feature in FEATURES.values() for section in feature.sections)
 
@@ -393,12 +399,18 @@ def _sections() -> Iterator[tuple[str, Any, Any]]:
         if key not in hearts:
             yield key, kind, kind()
             continue
-        own = [
-            (field.name, field.type, getattr(kind(), field.name))
-            for field in msgspec.structs.fields(kind)
-        ]
-        hearts[key] = both = _with(hearts[key], own)
-        yield key, both, both()
+        hearts[key] = both = _both(hearts[key], kind)
+        yield key, both, {} if get_origin(both) is dict else both()
+
+
+def _both(hearts: Any, own: Any) -> Any:
+    """Return the type of a section that has the keys of two. A dictionary has them in each of its
+    entries."""
+    if get_origin(hearts) is dict:
+        name, entry = get_args(hearts)
+        return dict[name, _both(entry, get_args(own)[1])]  # type: ignore[misc, valid-type]
+    fields = msgspec.structs.fields(own)
+    return _with(hearts, [(each.name, each.type, each.default) for each in fields])
 
 
 Whole = _with(Configuration, _sections())

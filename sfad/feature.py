@@ -20,7 +20,8 @@ class Section(NamedTuple):
     key: str
     kind: Any
     """Its type as a field of `config.Configuration` has it: a struct, whose own fields have
-    defaults, or a dictionary of structs by the names that the operator chooses."""
+    defaults, or a dictionary of structs by the names that the operator chooses. Of a dictionary
+    that the heart has, the structs' fields have defaults."""
     either: tuple[tuple[str, str, str], ...] = ()
     """Pairs of its keys of which one may be set, and why in words."""
     array: bool = False

@@ -11,7 +11,8 @@ NAMES = (
     "metrics",  # figures of the daemon for Prometheus
     "otel",  # spans of runs and calls for OpenTelemetry
     "shims",  # stand-ins for agent programs, which start them as child runs
-    "isolation",  # sandboxes, which show what else was decided
+    "isolation",  # sandboxes
+    "worktrees",  # of git, which sandboxes show
 )
 """Their folders."""
 

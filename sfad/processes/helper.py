@@ -15,7 +15,8 @@ from .credentials import unsealed
 _PACKAGES = str(Path(__file__).parents[2])
 _START = (
     "import sys; sys.path.append(sys.argv[1]); "
-    "from sfad.processes import helper, {0}; helper.unwind_at_signals(); {0}.{1}(sys.argv[2:])"
+    "from sfad.processes import helper; from {0} import {1}; helper.unwind_at_signals(); "
+    "{1}(sys.argv[2:])"
 )
 NOT_EXECUTABLE, _NOT_FOUND = 126, 127
 ANSWER = b"sfad: "
@@ -23,8 +24,7 @@ ANSWER = b"sfad: "
 
 
 def python_words(module: str, function: str) -> list[bytes]:
-    """Return the command that calls a function of a module of this package with the words after
-    it."""
+    """Return the command that calls a function of a module with the words after it."""
     words = [
         sys.executable,
         "-I",

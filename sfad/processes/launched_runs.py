@@ -66,7 +66,7 @@ def cookie_run(value: bytes) -> RunId:
 # └ bwrap       the first process of the sandbox's pid namespace
 #   └ command   the second
 #
-# In a worktree, the first step of the run is the main process: it waits for the outer bwrap.
+# The first step of the run may stay, as the main process: it waits for the outer bwrap.
 
 
 def command_of(main: int) -> int | None:

@@ -6,7 +6,7 @@ from msgspec import Struct, defstruct
 
 from ..features.listed import FEATURES
 from ..protocol.requests.starting import Spawn, Stdin, Stdio
-from ..protocol.types import Ship, Worktree
+from ..protocol.types import Ship
 
 
 class Output(Struct, omit_defaults=True):
@@ -41,7 +41,6 @@ class _Parts(Struct, omit_defaults=True):
     """Whether its model calls go through the gateway; `None`: nothing was decided."""
     direct: str | None = None
     """Why its program goes without the gateway although the run may use it."""
-    worktree: Worktree | None = None
     ship: Ship | None = None
 
     def of(self, name: str) -> Any:
@@ -55,8 +54,13 @@ class _Parts(Struct, omit_defaults=True):
     @property
     def sandbox(self) -> Any:
         """What was decided about the sandbox in which the main process keeps the command; `None` if
-        it is the command itself."""
+        it is the command itself. Its `egress` is the gateway's: hosts beside those of models."""
         return next((found for name in _SANDBOXES if (found := self.of(name)) is not None), None)
+
+    @sandbox.setter
+    def sandbox(self, decided: object) -> None:
+        for name in _SANDBOXES:
+            self.decide(name, decided)
 
 
 if TYPE_CHECKING:

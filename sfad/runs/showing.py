@@ -17,7 +17,6 @@ from ..core.state.limits import ActiveLimit
 from ..core.state.run import Run
 from ..core.state.subscriptions import Window
 from ..features.listed import FEATURES
-from ..git.worktrees import branch_of
 from ..host.clock import wall_clock
 from ..host.probe import user_name
 from ..processes.launcher import Footprint
@@ -126,7 +125,6 @@ def info_of(
         live.run.status.terminal,
     )
     elapsed = round(run.clock.elapsed(now), 3) if run.started_at is not None else None
-    worktree = live.parts.worktree
     more: dict[str, Any] = {}
     for name, shows in SHOWN:
         if (decided := getattr(live.parts, name)) is not None:
@@ -178,8 +176,6 @@ def info_of(
         after=tuple(run.awaits) if run.status is Status.QUEUED else (),
         group=run.asked.queueing.group,
         stdin=live.stdin is not None,
-        worktree=worktree.path.decode(errors="backslashreplace") if worktree is not None else None,
-        branch=branch_of(worktree.branch, run.name, run.id) if worktree is not None else None,
         session_id=live.session_id,
         continues=run.asked.continues,
         plans=tuple(_window_shares(run.window_shares)) if run.window_shares else (),

@@ -207,6 +207,7 @@ def test_the_client_imports_nothing_of_the_daemon_but_the_protocol() -> None:
         "sfad.host.process_events",
         "sfad.shipping",
         "sfad.git",
+        "sfad.features.worktrees",
     )
     packages = ["sfad.host", "sfad.features"]
     packages += [f"sfad.features.{name}{part}" for name in NAMES for part in ("", ".messages")]

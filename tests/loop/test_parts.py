@@ -15,14 +15,14 @@ from sfad.feature import Feature
 from sfad.protocol.errors import RequestError
 from sfad.protocol.messages import Spawn
 from sfad.protocol.requests.starting import OF_FEATURES
-from sfad.protocol.types import Isolation
+from sfad.protocol.types import Isolation, Worktree
 from sfad.runs import decided
 from sfad.start.prepared import Prepared
 from sfad.start.surroundings import Surroundings
 
 ENDING = Feature(decides={"on_end": str}, part="part")
 NONE = cast(Heart, None)
-ASKED = {"on_end": "true", "isolation": Isolation()}
+ASKED = {"on_end": "true", "isolation": Isolation(), "worktree": Worktree()}
 
 
 class Ended(decided.Parts):

@@ -63,7 +63,6 @@ from .shipping import Shipping
 from .starting import Starting
 from .status_text import StatusText
 from .storage_watch import StorageWatch
-from .worktrees import Worktrees
 
 # ---- What this daemon has from an earlier one, and what it hands over to the next
 
@@ -345,7 +344,6 @@ class Runtime:
             lambda: self.parts,
         )  # fmt: skip
         self.parts = Parts(FEATURES, heart)
-        self.worktrees = Worktrees(self.commands, self.catalogue.live)
         self.shipping = Shipping(shipped, self.commands, self.catalogue.live)
         self.fleet = Fleet(
             config.fleet,
@@ -393,8 +391,8 @@ class Runtime:
         )  # fmt: skip
         self.ledger.report_to(self.saver)
         self.starting = Starting(
-            self.machine, self.catalogue, self.requests, gateway_steps, self.worktrees,
-            self.fleet, self.server_watch, self.parts, lambda: self.agents,
+            self.machine, self.catalogue, self.requests, gateway_steps, self.fleet,
+            self.server_watch, self.parts, lambda: self.agents,
             lambda: self.config.service.continue_lost,
         )  # fmt: skip
         launching = Launching(

@@ -10,7 +10,7 @@ Features are asked in the order of their list. Those that decide about runs (`Fe
 asked only about runs for which they do something.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -29,12 +29,12 @@ from ...host.tasks import Background, keep_serving
 from ...processes.contained_commands import ContainedCommands
 from ...protocol.errors import bad_request
 from ...protocol.requests.base import Reply, Request
-from ...protocol.requests.starting import OF_FEATURES
+from ...protocol.requests.starting import OF_FEATURES, Spawn
 from ...protocol.types import Isolation, RunId, RunInfo
 from ...runs import decided
 from ...runs.catalogue import RunCatalogue
 from ...runs.live import Live
-from ...start.prepare import Check
+from ...start.prepare import Check, Step
 from ...start.prepared import Prepared
 from ...start.surroundings import Surroundings
 from .announcing import Announcer
@@ -93,6 +93,10 @@ class Launch(NamedTuple):
     """Directories that its PATH begins with: see `LaunchSpec.stand_ins`."""
     sandbox: list[bytes] | None = None
     """See `LaunchSpec.sandbox`."""
+    first_step: list[bytes] | None = None
+    """See `LaunchSpec.first_step`."""
+    cwd: bytes | None = None
+    """Where that starts; `None` is the working directory of the command."""
 
 
 Answer = Callable[[Any, Any], Any]
@@ -116,9 +120,9 @@ class Part:
     admitted: Callable[[Run], object] | None = None
     """A run was admitted."""
     launch: Callable[[Live, Launch], Launch] | None = None
-    """Returns what a run is launched with, given that with the variables of the heart. Its worktree
-    and its gateway change the environment after that. A part may set this or take it back while the
-    daemon goes on. Raises `OSError`."""
+    """Returns what a run is launched with, given that with the variables of the heart. Its gateway
+    changes the environment after that. A part may set this or take it back while the daemon goes
+    on. Raises `OSError`."""
     launch_routed: Callable[[Live, Launch], Launch] | None = None
     """The same, for runs that use the gateway and whose tree has agent programs in its PATH. It is
     asked if there is no `launch`. Here shims touch the gateway: it routes what a shim starts, so
@@ -142,6 +146,8 @@ class Part:
     """Returns whether a process is the feature's: a child of the daemon that is in no run."""
     peer: Callable[[Peer], Peer] | None = None
     """Returns who a peer is that may be a command which the feature executes."""
+    look: Step | None = None
+    """A step of `start.prepare` before anything is decided. It may wait."""
     decide: Check | None = None
     """A step of `start.prepare`, once the command is known and routed."""
     check: Check | None = None
@@ -149,9 +155,8 @@ class Part:
     inherited: Callable[[Prepared], Mapping[str, Any]] | None = None
     """Returns fields of `Spawn` with which a run below another is started again as a root, where it
     is to have what it had from the run above."""
-    egress: Callable[[Live], Sequence[str]] | None = None
-    """Returns hosts that a run reaches through the gateway beside its model. Here isolation touches
-    the gateway."""
+    again: Callable[[Spawn, RunInfo], Spawn] | None = None
+    """Returns what a run was started with as it is asked for again."""
     sandbox_of: Callable[[Isolation], list[bytes]] | None = None
     """Returns `LaunchSpec.sandbox` of a command for a run with this isolation. Raises `OSError`.
     Here hooks touch isolation."""
@@ -194,7 +199,7 @@ class Parts:
         self._of_all = {
             name
             for name, each in self._features.items()
-            if any(config.section(key, kind) != kind() for key, kind, *_ in each.sections)
+            if any(config.is_set(section) for section in each.sections)
         }
         for name, feature in self._features.items():
             later = feature.sections or feature.verbs or feature.decides or feature.saved
@@ -220,12 +225,18 @@ class Parts:
             if live.parts.of(decided_as) is not None:
                 self._part(name)
 
-    def _concerned(self, parts: decided.Parts) -> list[Part]:
-        """Return the parts of features that do something for a run, or decide about none."""
+    def _concerned(
+        self, run: decided.Parts, above: Live | None = None, also: Container[str] = ()
+    ) -> list[Part]:
+        """Return the parts of features that do something for a run, or for the one above it, or
+        decide about none; and others by name."""
         return [
             part
             for name, part in self._loaded.items()
-            if not (decides := self._features[name].decides) or _any_of(decides, parts)
+            if name in also
+            or not (decides := self._features[name].decides)
+            or _any_of(decides, run)
+            or (above is not None and _any_of(decides, above.parts))
         ]
 
     def launch(self, live: Live, given: Launch) -> Launch:
@@ -238,11 +249,6 @@ class Parts:
             if launch is not None:
                 given = launch(live, given)
         return given
-
-    def egress(self, live: Live) -> list[str]:
-        """Return hosts that a run reaches through the gateway beside its model."""
-        concerned = self._concerned(live.parts)
-        return [host for part in concerned if part.egress is not None for host in part.egress(live)]
 
     def sandbox_of(self, isolation: Isolation) -> list[bytes]:
         """Return `LaunchSpec.sandbox` of a command for a run with this isolation. Raise
@@ -284,27 +290,41 @@ class Parts:
 
     def load(self, _: Prepared, around: Surroundings) -> None:
         """Load what the request asks for. Refuse what only a feature could do that is not there."""
+        self._load(around.order)
+
+    def _load(self, order: Spawn) -> None:
         for asked in OF_FEATURES:
-            if getattr(around.order, asked) is not None:
+            if getattr(order, asked) is not None:
                 if asked not in self._deciders:
                     raise bad_request(f"this sfad has no feature that carries out '{asked}'")
                 self._part(self._deciders[asked])
 
+    def look(self, p: Prepared, around: Surroundings) -> Awaitable[None] | None:
+        """Have features look at what they decide by."""
+        concerned = self._concerned(p.parts, around.caller, self._of_all)
+        looks = [part.look for part in concerned if part.look is not None]
+        waits = [waiting for look in looks if (waiting := look(p, around)) is not None]
+        return _each(waits) if waits else None
+
     def decide(self, p: Prepared, around: Surroundings) -> None:
-        """Have each feature decide that the config, the request or the run above it calls for."""
-        above = around.caller.parts if around.caller is not None else None
-        for name, part in self._loaded.items():
+        for part in self._concerned(p.parts, around.caller, self._of_all):
             if part.decide is not None:
-                decides = self._features[name].decides
-                asked = _any_of(decides, p.parts) or (above and _any_of(decides, above))
-                if asked or name in self._of_all:
-                    part.decide(p, around)
+                part.decide(p, around)
 
     def check(self, p: Prepared, around: Surroundings) -> None:
         """Refuse what features refuse."""
         for part in self._concerned(p.parts):
             if part.check is not None:
                 part.check(p, around)
+
+    def again(self, kept: Spawn, run: RunInfo) -> Spawn:
+        """Return what a run was started with as it is asked for again."""
+        self._load(kept)
+        for name, part in self._loaded.items():
+            asked = any(getattr(kept, each) is not None for each in self._features[name].decides)
+            if part.again is not None and (asked or name in self._of_all):
+                kept = part.again(kept, run)
+        return kept
 
     def inherited(self, p: Prepared) -> dict[str, Any]:
         """Return fields of `Spawn` for a run below another that is started again as a root."""
@@ -367,6 +387,11 @@ class Parts:
             self._nursery.start_soon(
                 keep_serving, part.serve, self._heart.resources.log.internal_error
             )
+
+
+async def _each(waits: Iterable[Awaitable[None]]) -> None:
+    for waiting in waits:
+        await waiting
 
 
 def _any_of(names: Iterable[str], parts: decided.Parts) -> bool:

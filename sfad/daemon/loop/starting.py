@@ -36,7 +36,6 @@ from .gateway_routing import GatewaySteps
 from .own_servers import ServerWatch, keep_alone
 from .pending_requests import OnAnswer, PendingRequests, PendingSpawn
 from .seam import Parts
-from .worktrees import Worktrees, check_worktree, share_worktree
 
 
 class Starting:
@@ -50,7 +49,6 @@ class Starting:
         catalogue: RunCatalogue,
         requests: PendingRequests,
         gateway: GatewaySteps,
-        worktrees: Worktrees,
         fleet: Fleet,
         servers: ServerWatch,
         parts: Parts,
@@ -68,13 +66,12 @@ class Starting:
             parts.load,
             find_session,
             gateway.read_setups,
-            worktrees.make,
+            parts.look,
             gateway.decide,
             narrow_tools,
             forget_told_time,  # before an agent's own limits are left out because of it
             fill_in_agent,  # with options for its tools, and the address of the gateway
             fleet.work_in_copy,
-            share_worktree,
             resume_command,
             gateway.read_settings,  # of the command
             gateway.route,
@@ -98,12 +95,11 @@ class Starting:
             check_characters,
             check_bounds,
             check_values,
-            check_worktree,
             check_meter,
             parts.check,
             servers.check,
         )
-        self._last: tuple[Step, ...] = (gateway.have, check_worktree)
+        self._wait: Step = gateway.have
 
     def around(
         self,
@@ -134,7 +130,7 @@ class Starting:
         """Return what is decided about a request, once all that its run may not start without is
         there. Raise `Invalid`, `RequestError`, `OSError`."""
         steps = self._steps if around.order.placing is None else self._placed_steps
-        return await prepare(around, steps, self._checks, self._last)
+        return await prepare(around, steps, self._checks, self._wait)
 
     def start(
         self,

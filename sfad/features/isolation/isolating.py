@@ -9,7 +9,6 @@ from msgspec.structs import replace
 from ...core.state.naming import program_name
 from ...core.state.policy import Invalid
 from ...daemon.loop.seam import Heart, Launch
-from ...daemon.loop.worktrees import isolated
 from ...gateway.egress_rules import is_model_api
 from ...protocol.egress import Destination, destination
 from ...protocol.errors import unavailable
@@ -167,7 +166,7 @@ class Isolating:
         home = next((item[5:] for item in command.env if item.startswith(b"HOME=/")), b"")
         program = program_name([os.fsdecode(word) for word in command.argv])
         word = command.argv[0] if command.argv else b""
-        isolation = Isolation(
+        return Isolation(
             network=network,
             writable=[*asked.writable, *_of_home(self._config.writable, home)],
             readable=[*asked.readable, *_of_home(self._config.readable, home)],
@@ -178,7 +177,6 @@ class Isolating:
             agent=program if program in KNOWN_PROGRAMS else "",
             variables=[item for item in command.env if item.startswith(_PLACES)],
         )
-        return isolated(isolation, p.parts.worktree)
 
     def launch(self, live: Live, given: Launch) -> Launch:
         """Return what a run is launched with: a sandbox. Raises `OSError`."""

@@ -1,12 +1,11 @@
 """What a daemon does of this: it decides how a run is isolated, and launches it in a sandbox."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from ...daemon.loop.seam import Heart, Part
 from ...protocol.errors import bad_request, too_many
 from ...protocol.types import Isolation
-from ...runs.live import Live
 from ...start.prepared import Prepared
 from ...start.surroundings import Surroundings
 from .feature import ISOLATION
@@ -44,11 +43,6 @@ def inherited(p: Prepared) -> Mapping[str, Any]:
     return {ISOLATION: asked}
 
 
-def egress(live: Live) -> Sequence[str]:
-    isolation: Isolation = live.parts.of(ISOLATION)
-    return isolation.egress
-
-
 def part(heart: Heart) -> Part:
     isolating = Isolating(heart)
     return Part(
@@ -57,6 +51,5 @@ def part(heart: Heart) -> Part:
         check=check,
         inherited=inherited,
         launch=isolating.launch,
-        egress=egress,
         sandbox_of=isolating.sandbox_of,
     )

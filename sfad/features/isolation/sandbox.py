@@ -54,8 +54,7 @@ class Sandbox:
     terminal: bool = False
     stand_ins: Sequence[bytes] = ()
     repository: bytes = b""
-    """The repository, if `directory` is a worktree of it: what git writes is the run's own
-    (`sfad.git.private`)."""
+    """The repository, if `directory` is a worktree of it: what git writes is the run's own."""
     branches: bytes = b""
     """The directory of its branch below refs/heads."""
 

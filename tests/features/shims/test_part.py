@@ -67,7 +67,7 @@ async def test_installed_shims_come_before_automatic_ones(tmp_path: Path) -> Non
         assert status(runtime, os.geteuid()) == shown
         assert status(runtime, os.geteuid() + 1) == shown | {"shims": []}
         given = Launch([b"PATH=/bin", b"BASH_ENV=/home/ann/.env"])
-        env, _, stand_ins, _ = runtime.parts.launch(live, given)
+        env, _, stand_ins, *_ = runtime.parts.launch(live, given)
         assert stand_ins == [os.fsencode(tmp_path / "shims"), automatic]
         assert env[0] == b"PATH=" + b":".join([*stand_ins, b"/bin"])
         assert b"SFA_BASH_ENV=/home/ann/.env" in env

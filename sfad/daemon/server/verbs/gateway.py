@@ -152,7 +152,7 @@ def find_caller(asker: Asker, request: FindCaller) -> None:
             run=live.run.id,
             upstreams=upstreams,
             certificates=root.setups.certificates if trusts else [],
-            egress=[] if keyed_only else runtime.parts.egress(live),
+            egress=[] if keyed_only or live.parts.sandbox is None else live.parts.sandbox.egress,
             keyed_only=keyed_only,
             token=runtime.gateways.passage(gateway, live.run.id),
         )
