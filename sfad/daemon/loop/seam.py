@@ -10,7 +10,7 @@ Features are asked in the order of their list. Those that decide about runs (`Fe
 asked only about runs for which they do something.
 """
 
-from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -225,28 +225,27 @@ class Parts:
             if live.parts.of(decided_as) is not None:
                 self._part(name)
 
-    def _concerned(
-        self, run: decided.Parts, above: Live | None = None, also: Container[str] = ()
-    ) -> list[Part]:
-        """Return the parts of features that do something for a run, or for the one above it, or
-        decide about none; and others by name."""
-        return [
-            part
-            for name, part in self._loaded.items()
-            if name in also
-            or not (decides := self._features[name].decides)
-            or _any_of(decides, run)
-            or (above is not None and _any_of(decides, above.parts))
-        ]
+    def _does(self, name: str, run: decided.Parts, above: Live | None = None) -> bool:
+        """Return whether a feature does something for a run or for the one above it, or decides
+        about none."""
+        decides = self._features[name].decides
+        return (
+            not decides
+            or any(run.of(each) is not None for each in decides)
+            or (above is not None and any(above.parts.of(each) is not None for each in decides))
+        )
+
+    def _may_decide(self, name: str, p: Prepared, around: Surroundings) -> bool:
+        return name in self._of_all or self._does(name, p.parts, around.caller)
 
     def launch(self, live: Live, given: Launch) -> Launch:
         """Return what a run is launched with. Raise `OSError`."""
-        for part in self._concerned(live.parts):
+        for name, part in self._loaded.items():
             launch = part.launch
             if launch is None and part.launch_routed is not None and live.parts.gateway:
                 root = self._heart.catalogue.live[live.run.root.id]
                 launch = part.launch_routed if root.setups.programs else None
-            if launch is not None:
+            if launch is not None and self._does(name, live.parts):
                 given = launch(live, given)
         return given
 
@@ -301,20 +300,22 @@ class Parts:
 
     def look(self, p: Prepared, around: Surroundings) -> Awaitable[None] | None:
         """Have features look at what they decide by."""
-        concerned = self._concerned(p.parts, around.caller, self._of_all)
-        looks = [part.look for part in concerned if part.look is not None]
-        waits = [waiting for look in looks if (waiting := look(p, around)) is not None]
-        return _each(waits) if waits else None
+        looks = [
+            part.look
+            for name, part in self._loaded.items()
+            if part.look is not None and self._may_decide(name, p, around)
+        ]
+        return _look(looks, p, around) if looks else None
 
     def decide(self, p: Prepared, around: Surroundings) -> None:
-        for part in self._concerned(p.parts, around.caller, self._of_all):
-            if part.decide is not None:
+        for name, part in self._loaded.items():
+            if part.decide is not None and self._may_decide(name, p, around):
                 part.decide(p, around)
 
     def check(self, p: Prepared, around: Surroundings) -> None:
         """Refuse what features refuse."""
-        for part in self._concerned(p.parts):
-            if part.check is not None:
+        for name, part in self._loaded.items():
+            if part.check is not None and self._does(name, p.parts):
                 part.check(p, around)
 
     def again(self, kept: Spawn, run: RunInfo) -> Spawn:
@@ -329,10 +330,10 @@ class Parts:
     def inherited(self, p: Prepared) -> dict[str, Any]:
         """Return fields of `Spawn` for a run below another that is started again as a root."""
         return {
-            name: value
-            for part in self._concerned(p.parts)
-            if part.inherited is not None
-            for name, value in part.inherited(p).items()
+            field: value
+            for name, part in self._loaded.items()
+            if part.inherited is not None and self._does(name, p.parts)
+            for field, value in part.inherited(p).items()
         }
 
     def begin(self) -> None:
@@ -389,13 +390,10 @@ class Parts:
             )
 
 
-async def _each(waits: Iterable[Awaitable[None]]) -> None:
-    for waiting in waits:
-        await waiting
-
-
-def _any_of(names: Iterable[str], parts: decided.Parts) -> bool:
-    return any(parts.of(name) is not None for name in names)
+async def _look(looks: Sequence[Step], p: Prepared, around: Surroundings) -> None:
+    for look in looks:
+        if (waits := look(p, around)) is not None:
+            await waits
 
 
 def _given(moment: Moment | None) -> list[Moment]:

@@ -43,20 +43,21 @@ async def isolated(runtime: Runtime) -> Live:
 
 
 async def test_a_run_that_is_not_isolated_calls_nothing_of_isolation(tmp_path: Path) -> None:
-    """Though another one is."""
+    """Though another one was."""
     async with shell(tmp_path, FakeLauncher) as runtime:
         live = await isolated(runtime)
-        assert runtime.parts.launch(live, Launch([])).sandbox is not None
+        with calls("isolation") as found:
+            assert runtime.parts.launch(live, Launch([])).sandbox is not None
+            assert info_of(live, 0.0).isolation == "net"
+            assert info_of(live, 0.0).egress == ("example.org",)
+        assert found
+        live.parts.decide(ISOLATION, None)
         with calls("isolation") as found:
             assert (await prepared(runtime, AGENT)).parts.sandbox is None
             other = runtime.catalogue.live[await spawned(runtime, AGENT, ANN)]
             assert runtime.parts.launch(other, Launch([])).sandbox is None
             assert info_of(other, 0.0).isolation is None
         assert not found
-        with calls("isolation") as found:
-            assert info_of(live, 0.0).isolation == "net"
-            assert info_of(live, 0.0).egress == ("example.org",)
-        assert found
 
 
 @pytest.mark.needs("bwrap")

@@ -48,9 +48,12 @@ async def with_worktree(runtime: Runtime, decided: Worktree = OWN) -> Live:
 async def test_a_run_without_a_worktree_calls_nothing_of_worktrees(
     tmp_path: Path, config: str
 ) -> None:
-    """Though another one has one. An agent's entry that says nothing of them calls for nothing."""
+    """Though another one had one. An agent's entry that says nothing of them calls for nothing."""
     async with shell(tmp_path, FakeLauncher, config) as runtime:
         live = await with_worktree(runtime)
+        info = info_of(live, 0.0)
+        assert (info.worktree, info.branch) == ("/trees/a", f"sfad/{live.run.name}-{live.run.id}")
+        live.parts.decide(WORKTREE, None)
         with calls("worktrees") as found:
             assert (await prepared(runtime, AGENT)).parts.of(WORKTREE) is None
             other = runtime.catalogue.live[await spawned(runtime, AGENT, ANN)]
@@ -59,8 +62,6 @@ async def test_a_run_without_a_worktree_calls_nothing_of_worktrees(
             assert (info.worktree, info.branch) == (None, None)
             assert runtime.parts.again(AGENT, info) == AGENT
         assert not found
-        info = info_of(live, 0.0)
-        assert (info.worktree, info.branch) == ("/trees/a", f"sfad/{live.run.name}-{live.run.id}")
 
 
 async def test_a_run_is_launched_in_its_worktree(tmp_path: Path) -> None:
