@@ -35,7 +35,10 @@ Connections:
 `sessions`          what `sfactl session` and `sfactl mcp` do
 `fleet`             connections on which the daemon answers for its fleet, and who has not answered
 `fleet_run`         output of runs on other nodes; `run --fleet`
+`features`          which features this sfad has
 `landing`           the work of ended runs in worktrees: what is there, and how it lands
+`pruning`           removes worktrees of ended runs
+`pruned`            what that has done
 `shipping`          directories that are sent with runs, and changes that are brought back
 `client`            the public API for authors of agents
 `top`               the full-screen view of runs
@@ -71,6 +74,6 @@ Output:
 
 See "Starting fast" in docs/architecture.md. Only `web` imports trio, and of sfad only
 `sfad.protocol` and its version (`doctor` also `sfad.host.probe` and
-`sfad.processes.isolation.sandbox`; `diff`, `prune` and `landing` `sfad.git`, `shipping`
-`sfad.shipping`, `web` `sfad.host.callers`).
+`sfad.features.listed`; `diff`, `land`, `landing` and `pruning` `sfad.git` and
+`sfad.features.worktrees`, `shipping` `sfad.shipping`, `web` `sfad.host.callers`).
 """

@@ -11,14 +11,15 @@ from typing import Protocol, TypeVar
 
 from msgspec.structs import replace
 
-from sfad.git import landing, worktrees
+from sfad.features.worktrees import landing, worktrees
+from sfad.features.worktrees.landing import How, Landed, NotLanded, Work
 from sfad.git.commands import GitError
-from sfad.git.landing import How, Landed, NotLanded, Work
 from sfad.protocol.requests.base import Reply, Request, RunReply
 from sfad.protocol.requests.listing import Info, List, RunList
 from sfad.protocol.requests.starting import Recall, Recalled
 from sfad.protocol.types import RunId, RunInfo
 from sfad.protocol.units import counted
+from sfad.shipping import ShippingError
 
 from . import output
 from .connection import Client, DaemonError
@@ -127,6 +128,17 @@ def _ended(client: Client, wanted: List, kept: Container[str]) -> tuple[list[Run
             break
     found.sort(key=lambda run: (len(run.id), run.id), reverse=True)
     return found[:LOOKED_AT], [run.id for run in found[LOOKED_AT:]]
+
+
+def led(cwd: str) -> dict[str, str] | None:
+    """Return variables with which git obeys no file that an isolated run has left around a
+    directory; `None` if there is none. Raise `ShippingError`."""
+    record = worktrees.around(cwd)
+    if record is None:
+        return None
+    if record.admin is None:
+        raise ShippingError(f"git does not know the worktree {record.path} any more")
+    return {"GIT_DIR": record.admin, "GIT_WORK_TREE": record.path}
 
 
 # ---- How it lands

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Mapping
 from typing import IO, Any
 
 from msgspec.structs import replace
@@ -24,6 +25,7 @@ from sfad.shipping import ShippingError
 from . import output
 from .connection import Client
 from .exits import ExitCode, Quit, UsageError
+from .features import has
 
 # ---- `spawn --ship`
 
@@ -36,7 +38,7 @@ def sent(message: Spawn, client: Client) -> Spawn:
         return message
     root = os.fsdecode(ship.directory)
     try:
-        found = shipping.survey(root, os.environ)
+        found = shipping.survey(root, os.environ, _led(root))
         upload = _Upload(client, os.urandom(16).hex(), found.size)
         upload.ask()  # before anything is packed: it may be too large
         shipping.pack(root, found.paths, upload)  # type: ignore[arg-type]
@@ -51,6 +53,16 @@ def sent(message: Spawn, client: Client) -> Spawn:
             ship, archive=upload.name, size=found.size, git=found.git, author=found.author
         ),
     )
+
+
+def _led(root: str) -> Mapping[str, str] | None:
+    """Return variables with which git obeys no file that an isolated run has left around a
+    directory; `None` if there is none. Raise `ShippingError`."""
+    if not has("worktrees"):
+        return None
+    from .landing import led
+
+    return led(root)
 
 
 class _Upload:

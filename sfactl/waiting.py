@@ -16,6 +16,7 @@ from sfad.protocol.units import counted
 
 from . import limits, output
 from .connection import Client, DaemonError
+from .features import has
 
 # ---- What is wrong with a live run, in words: the worst first
 
@@ -186,6 +187,8 @@ def of_refused(by_status: dict[Status, int]) -> Iterator[Waiting]:
 def of_unlanded(client: Client, wanted: List) -> Iterator[Waiting]:
     """Yield what the newest ended runs that `wanted` matches have to land, if their worktrees are
     here."""
+    if not has("worktrees"):
+        return
     from . import landing
 
     for runs, message, command in landing.to_land(client, wanted):
@@ -205,7 +208,7 @@ def unlanded(run: RunInfo) -> str | None:
 def left_for_git(run: RunInfo) -> str | None:
     """Return a warning if an ended isolated run could write to the `.git` of its directory, because
     the person's next git there executes what that names; `None` if there is none, or it is not this
-    user's. A run with a worktree has git files of its own (`sfad.git.private`)."""
+    user's. A run with a worktree has git files of its own (`sfad.features.worktrees.private`)."""
     if (
         run.isolation is None
         or run.worktree is not None

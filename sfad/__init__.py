@@ -40,7 +40,7 @@ Every package but `protocol` and `core` may use these:
 `agents`    a file for each agent program: what it prints, where its calls go, how it is started
 `shipping`  packs directories that are sent with runs, and brings changes back; also for `sfactl
             spawn --ship` and `fetch`
-`git`       how git is invoked, worktrees are made and looked at, and work comes home
+`git`       how git is invoked, and what it executes
 """
 
 __version__ = "0.1.0"

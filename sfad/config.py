@@ -26,14 +26,12 @@ from .config_values import (
     CLUSTER,
     COMMAND,
     COUNT,
-    EGRESS,
     GROUP,
     LIMITS,
     NAME_MAX,
     NAMES,
     NODE,
     PATH,
-    PATHS,
     PATTERNS,
     PERCENT,
     SIZE,
@@ -47,6 +45,7 @@ from .config_values import (
 from .core.state.limits import check_range
 from .core.state.naming import NAME, is_name
 from .core.state.policy import DURATION, AlertPolicy, CallBounds, Invalid, Policy
+from .feature import Section
 from .features.listed import FEATURES
 from .protocol.kinds import KINDS
 from .protocol.known import AGENTS, KNOWN_PROGRAMS, METERS
@@ -162,17 +161,6 @@ class AccessConfig(Struct, frozen=True, kw_only=True):
     users: Literal["auto", "all", "own"] = "auto"
     admin_group: Annotated[int, Meta(ge=0, le=2**32 - 2, extra=GROUP)] | None = None
     """The group whose members may do with all runs what root may."""
-
-
-class IsolationConfig(Struct, frozen=True, kw_only=True):
-    default: Literal["off", "on", "net"] = "off"
-    """The least isolation of every run."""
-    writable: tuple[Annotated[str, Meta(pattern=r"^(/|~/)", extra=PATHS)], ...] = ()
-    """Where each isolated run may write, beside its working directory."""
-    readable: tuple[Annotated[str, Meta(pattern=r"^(/|~/)", extra=PATHS)], ...] = ()
-    """What each isolated run may read, beside programs and what it may write."""
-    egress: Annotated[tuple[str, ...], Meta(extra=EGRESS)] = ()
-    """What each run with a network of its own reaches through the gateway, beside its model."""
 
 
 class LogConfig(Struct, frozen=True, kw_only=True):
@@ -348,8 +336,6 @@ class Agent(Struct, frozen=True, kw_only=True):
     meter: MeterName = "auto"
     limits: Annotated[tuple[str, ...], Meta(extra=LIMITS)] = ()
     stdin: bool = False
-    worktree: bool = False
-    """Each run works in a git worktree of its own."""
 
 
 class Configuration(Struct, frozen=True, kw_only=True):
@@ -365,7 +351,6 @@ class Configuration(Struct, frozen=True, kw_only=True):
     attempts: AttemptsConfig = AttemptsConfig()
     service: ServiceConfig = ServiceConfig()
     containment: ContainmentConfig = ContainmentConfig()
-    isolation: IsolationConfig = IsolationConfig()
     access: AccessConfig = AccessConfig()
     log: LogConfig = LogConfig()
     retention: RetentionConfig = RetentionConfig()
@@ -391,6 +376,13 @@ class Configuration(Struct, frozen=True, kw_only=True):
         """Return a section that a feature has declared, or its keys in one of the heart's."""
         return msgspec.convert(getattr(self, key), kind, from_attributes=True)
 
+    def is_set(self, section: Section) -> bool:
+        """Return whether what a feature has declared differs from the defaults."""
+        found = self.section(section.key, section.kind)
+        if isinstance(found, dict) and section.key in Configuration.__struct_fields__:
+            return any(entry != type(entry)() for entry in found.values())
+        return bool(found != section.kind())
+
 
 SECTIONS = tuple(section for feature in FEATURES.values() for section in feature.sections)
 
@@ -407,12 +399,18 @@ def _sections() -> Iterator[tuple[str, Any, Any]]:
         if key not in hearts:
             yield key, kind, kind()
             continue
-        own = [
-            (field.name, field.type, getattr(kind(), field.name))
-            for field in msgspec.structs.fields(kind)
-        ]
-        hearts[key] = both = _with(hearts[key], own)
-        yield key, both, both()
+        hearts[key] = both = _both(hearts[key], kind)
+        yield key, both, {} if get_origin(both) is dict else both()
+
+
+def _both(hearts: Any, own: Any) -> Any:
+    """Return the type of a section that has the keys of two. A dictionary has them in each of its
+    entries."""
+    if get_origin(hearts) is dict:
+        name, entry = get_args(hearts)
+        return dict[name, _both(entry, get_args(own)[1])]  # type: ignore[misc, valid-type]
+    fields = msgspec.structs.fields(own)
+    return _with(hearts, [(each.name, each.type, each.default) for each in fields])
 
 
 Whole = _with(Configuration, _sections())

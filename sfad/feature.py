@@ -5,7 +5,7 @@ does in a daemon is in other modules, which are loaded when its section of the c
 request asks for it, or when an earlier daemon has saved something of it (`daemon.loop.seam`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -20,7 +20,8 @@ class Section(NamedTuple):
     key: str
     kind: Any
     """Its type as a field of `config.Configuration` has it: a struct, whose own fields have
-    defaults, or a dictionary of structs by the names that the operator chooses."""
+    defaults, or a dictionary of structs by the names that the operator chooses. Of a dictionary
+    that the heart has, the structs' fields have defaults."""
     either: tuple[tuple[str, str, str], ...] = ()
     """Pairs of its keys of which one may be set, and why in words."""
     array: bool = False
@@ -37,8 +38,15 @@ class Feature:
     may_start: tuple[MayStart, ...] = ()
     """Rules of the guard, which are pure. They are asked after its own ones, in this order. What a
     rule needs of the config is in `Question.policy.sections`."""
-    asked: tuple[str, ...] = ()
-    """Fields of `Spawn` that it carries out: one of `requests.starting.OF_FEATURES` each."""
+    decides: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `Spawn` that it carries out, each one of `requests.starting.OF_FEATURES`, and their
+    types. What it decides about a run is saved under the same name (`runs.decided.Parts`), and
+    begins as what was asked. It is only told of runs for which it does something."""
+    sandboxes: bool = False
+    """That is a sandbox: the run's main process keeps the command in it."""
+    shows: Callable[[Any, Any], Mapping[str, Any]] | None = None
+    """Returns fields of `RunInfo`, given what it has decided about a run, and the run
+    (`runs.live.Live`)."""
     channels: Mapping[str, str] = field(default_factory=dict)
     """Channels of runs that only its own processes may start, and what is started in these; and
     whose runs those are, in words."""
@@ -49,6 +57,9 @@ class Feature:
     check: str = ""
     """The module of its folder that has `check(config: Configuration) -> list[str]`: what `sfad
     check-config` finds wrong with the machine, where each value is allowed."""
+    doctor: str = ""
+    """The module of its folder that has `findings() -> Iterator[tuple[str, str, str, str]]`: lines
+    of `sfactl doctor`. Each is what is judged, `ok`, `warn` or `bad`, why, and how to fix it."""
     part: str = ""
     """The module of its folder that has `part(heart: Heart) -> Part`: what it does in a daemon. It
     is loaded at the start if the feature declares nothing that would load it later."""

@@ -23,7 +23,6 @@ from contextlib import contextmanager, suppress
 from typing import IO, Self
 
 from .git.commands import SETTINGS, At, GitError, own, raw
-from .git.worktrees import around
 
 MOST_FILES = 200_000
 """Files of one directory."""
@@ -341,10 +340,11 @@ class Survey:
             raise ShippingError(f"it has more than {MOST_FILES} files; send a directory within it")
 
 
-def survey(root: str, env: Mapping[str, str]) -> Survey:
+def survey(root: str, env: Mapping[str, str], led: Mapping[str, str] | None = None) -> Survey:
     """Return what of a directory is sent: what git does not ignore, or without git everything.
-    Raise `ShippingError`, `OSError`."""
-    env, found = _surroundings(root, env), Survey()
+    `led`: variables of git for a directory of which git must obey no file. Raise `ShippingError`,
+    `OSError`."""
+    env, found = {**own(env), **(led or {})}, Survey()
     found.git = _in_repository(root, env)
     if found.git:
         listed = _git(
@@ -368,17 +368,6 @@ def survey(root: str, env: Mapping[str, str]) -> Survey:
             "it has no files that git does not ignore" if found.git else "it is empty"
         )
     return found
-
-
-def _surroundings(root: str, env: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment in which git obeys no file that an isolated run has left around
-    `root`."""
-    record = around(root)
-    if record is None:
-        return own(env)
-    if record.admin is None:
-        raise ShippingError(f"git does not know the worktree {record.path} any more")
-    return own(env) | {"GIT_DIR": record.admin, "GIT_WORK_TREE": record.path}
 
 
 _IDENTITY = ("user.name", "user.email")

@@ -169,23 +169,14 @@ def test_the_client_imports_only_the_protocol_of_the_daemon() -> None:
     """The demo included: it starts a daemon as anybody would, as a program."""
     for path in modules("sfactl"):
         looks = (
-            ["sfad.host.probe", "sfad.host.probe", "sfad.processes.isolation.sandbox"]
+            ["sfad.host", "sfad.host.probe", "sfad.features.listed"]
             if path.stem == "doctor"
             else []
         )
         # git looks at a worktree in the same way for the daemon and for these
-        looks += (
-            ["sfad.git"]
-            if path.stem
-            in (
-                "diff",
-                "prune",
-                "land",
-                "landing",
-            )
-            else []
-        )
-        looks += ["sfad.shipping"] if path.stem == "shipping" else []
+        if path.stem in {"diff", "land", "landing", "pruning"}:
+            looks += ["sfad.git", "sfad.features.worktrees"]
+        looks += ["sfad.shipping"] if path.stem in {"shipping", "landing"} else []
         # the kernel says whose a connection is, to the console as to the gateway
         looks += ["sfad.host", "sfad.host.callers"] if path.stem == "serving" else []
         # and what a feature's requests are

@@ -1,7 +1,7 @@
 import os
 from typing import Annotated
 
-from sfad.git import worktrees
+from sfad.features.worktrees import worktrees
 from sfad.git.commands import GitError
 from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.listing import Info

@@ -3,6 +3,7 @@ import resource
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPException
+from importlib import import_module
 from itertools import chain
 from pathlib import Path
 from typing import Any, cast
@@ -11,7 +12,6 @@ from msgspec import Struct, field
 from msgspec.json import decode
 
 from sfad.host import probe
-from sfad.processes.isolation.sandbox import closes_abstract_sockets, impossible, tried
 from sfad.protocol.paths import state_dir
 from sfad.protocol.requests.daemon import DaemonInfo, DaemonStatus
 
@@ -69,7 +69,7 @@ def doctor(socket: Socket = None, json: Json = False) -> int:
     findings = [
         reachable,
         *chain.from_iterable(asked),
-        *chain(_isolation(), _kernel(), _limits(), _disk(status), _clock()),
+        *chain(_of_features(), _kernel(), _limits(), _disk(status), _clock()),
     ]
     value = {"findings": findings, "containment": status.containment if status else None}
     output.answer(json, value, "\n".join(map(_line, findings)))
@@ -175,39 +175,13 @@ def _cgroups(status: DaemonStatus | None) -> Iterator[Finding]:
         yield _checked("delegation", found.writable, may, _how_contained())
 
 
-def _isolation() -> Iterator[Finding]:
-    path = probe.bubblewrap()
-    if path is None:
-        yield Finding(
-            "isolation", "warn", "bubblewrap is not installed, so --isolate is refused", probe.FIX
-        )
-        return
-    why_not = impossible(os.getuid())
-    failed = {
-        option: why_not or tried(network=option == "--isolate")
-        for option in ("--isolate", "--isolate=net")
-    }
-    possible = [option for option, why in failed.items() if why is None]
-    for option, why in failed.items() if possible else [("any --isolate", failed["--isolate"])]:
-        if why is not None:
-            yield Finding(
-                "isolation",
-                "warn",
-                f"{path} cannot make a sandbox for {option}: {why}",
-                "allow user namespaces, or use "
-                + (f"only {possible[0]}" if possible else "no --isolate"),
-            )
-    if possible:
-        yield Finding("isolation", "ok", f"{path} can make sandboxes for {' and '.join(possible)}")
-    if failed["--isolate"] is None:
-        closed = closes_abstract_sockets()
-        those = "the abstract Unix sockets of other programs"
-        yield _checked(
-            "abstract sockets",
-            closed,
-            f"--isolate {'closes' if closed else 'does not close'} off {those}",
-            "use --isolate=net, or Linux 6.12 with Landlock, which containers may forbid",
-        )
+def _of_features() -> Iterator[Finding]:
+    from sfad.features.listed import FEATURES  # with much of the core, which no other verb needs
+
+    for name, feature in FEATURES.items():
+        if feature.doctor:
+            module = import_module(f"sfad.features.{name}.{feature.doctor}")
+            yield from (Finding(*found) for found in module.findings())
 
 
 def _gateway(status: DaemonStatus | None) -> Iterator[Finding]:

@@ -2,7 +2,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any
 
-from sfad.git.landing import How
+from sfad.features.worktrees.landing import How
 from sfad.protocol.types import RunInfo
 
 from .. import exits, landing, output

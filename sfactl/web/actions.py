@@ -9,7 +9,7 @@ from sfad.protocol import messages as m
 from sfad.protocol.kinds import KINDS
 from sfad.protocol.types import ErrorCode, Limit, RunInfo
 
-from .. import landing, limits, output, spawn_options
+from .. import limits, output, spawn_options
 from ..connection import DaemonError
 from ..exits import StartRefused, UsageError
 from ..limits import describe
@@ -134,6 +134,8 @@ async def _land(source: Source, run: str, _body: Body) -> Body:
         raise UsageError(f"its worktree is on node {node}: there, sfactl land {on_node}")
 
     def work() -> str:
+        from .. import landing  # few runs have a worktree
+
         with source.connect_here() as client:
             return landing.from_afar(client.call, on_node)
 

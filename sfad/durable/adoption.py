@@ -341,9 +341,9 @@ def _record_of(live: Live) -> LaunchRecord:
     run, main = live.run, live.main
     if run.latest.exit is not None or main is None or main.attempt != run.attempt:
         return LaunchRecord(live.nonce, bounds_of(run))
-    executed, isolated = run.status is not Status.STARTING, live.parts.isolation is not None
+    executed, sandboxed = run.status is not Status.STARTING, live.parts.sandbox is not None
     return LaunchRecord(
-        live.nonce, bounds_of(run), main.pid, main.started, executed=executed, isolated=isolated
+        live.nonce, bounds_of(run), main.pid, main.started, executed=executed, sandboxed=sandboxed
     )
 
 

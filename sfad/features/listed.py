@@ -1,4 +1,5 @@
-"""The list of features, in the order of their sections in the config."""
+"""The list of features, in the order in which they take part: what one decides, the next ones
+know."""
 
 from importlib import import_module
 
@@ -10,6 +11,8 @@ NAMES = (
     "metrics",  # figures of the daemon for Prometheus
     "otel",  # spans of runs and calls for OpenTelemetry
     "shims",  # stand-ins for agent programs, which start them as child runs
+    "isolation",  # sandboxes
+    "worktrees",  # of git, which sandboxes show
 )
 """Their folders."""
 

@@ -1,5 +1,5 @@
-"""Ways out of an isolated run to hosts that are no model (docs/isolation.md): a proxy by CONNECT,
-and for plain HTTP by whole URLs.
+"""Ways out of a network of a run's own to hosts that are no model: a proxy by CONNECT, and for
+plain HTTP by whole URLs.
 
 The gateway looks a name up once, and connects to an address that it has checked: another lookup
 could have another answer. In a tunnel, TLS must name the host that was asked for, else the name

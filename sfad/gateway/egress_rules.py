@@ -1,5 +1,5 @@
-"""Which hosts an isolated run may reach (docs/isolation.md): decided by the name it asks for, then
-by the address that is found.
+"""Which hosts a run in a network of its own may reach: decided by the name it asks for, then by the
+address that is found.
 
 The list of a run says yes. Two things stand against it: APIs of models, which lead through the
 gateway, and addresses that are not of the internet, because a name's owner can have it lead

@@ -21,7 +21,7 @@ LOCAL = (
     "GIT_QUARANTINE_PATH",
 )  # fmt: skip
 """Variables that belong to one repository (git rev-parse --local-env-vars), such as a hook of git
-sets. In another worktree they would lead git back."""
+sets. In another checkout they would lead git back."""
 
 SETTINGS = ("GIT_CONFIG_PARAMETERS", "GIT_CONFIG_COUNT")
 """Variables with settings of a person, which `git -c` sets, too. They belong to no repository."""

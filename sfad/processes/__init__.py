@@ -15,9 +15,7 @@
 `watch`            reads what trampolines report, reaps, and notices that a run is empty
 `launched_runs`    the runs from their first launch to their release, and which run carries which
                    mark
-`isolation`        runs in sandboxes of their own, by bubblewrap
 `trampoline`       the process that becomes a run's command, and how it is started
-`worktree`         makes the git worktree of a run, as the first step of the run
 `shipping`         unpacks the files that were sent with a run, as its first step; compares them
                    with what has become of them
 `helper`           programs that are executed as the run's user: helpers, and first steps

@@ -13,8 +13,7 @@ from . import kernel
 from .contain.interface import AdoptedRuns, RunContainment
 from .contain.membership import RunCpus
 from .credentials import COOKIE, sealed
-from .helper import first_step
-from .isolation.sandbox import in_sandbox
+from .helper import completed
 from .kernel import Stat
 from .launched_runs import LaunchedRun, LaunchedRuns, MainProcess
 from .launcher import Adopted, LaunchError, LaunchRecord, LaunchSpec, Remember
@@ -66,11 +65,11 @@ class CommandStarter:
         executed = (
             spec
             if spec.sandbox is None
-            else replace(spec, argv=in_sandbox(spec.sandbox, files, spec.argv))
+            else replace(spec, argv=completed(spec.sandbox, files, spec.argv))
         )
         if spec.first_step is not None:
             searched = files if spec.sandbox is None else executed.argv[:1]
-            executed = replace(executed, argv=first_step(spec.first_step, searched, executed.argv))
+            executed = replace(executed, argv=completed(spec.first_step, searched, executed.argv))
         try:
             far_gate, gate = os.pipe2(os.O_CLOEXEC)
         except OSError as error:
@@ -134,7 +133,7 @@ class CommandStarter:
     ) -> MainProcess:
         name = spec.argv[0] if spec.argv else b""
         pid, pidfd, clone_block = child
-        isolated = spec.sandbox is not None
+        sandboxed = spec.sandbox is not None
         main = MainProcess(
             pid,
             report,
@@ -142,7 +141,7 @@ class CommandStarter:
             spec.cwd,
             pidfd,
             started=started,
-            isolated=isolated,
+            sandboxed=sandboxed,
             clone_block=clone_block,
         )
         try:
@@ -217,7 +216,7 @@ class Adopter:
                 self._mains.own(
                     run,
                     MainProcess(
-                        record.pid, again, started=record.started, isolated=record.isolated
+                        record.pid, again, started=record.started, sandboxed=record.sandboxed
                     ),
                 )
             alive = self._adopted.finish(run)
@@ -244,7 +243,7 @@ class Adopter:
             return
         ours = process.parent == os.getpid()
         main = MainProcess(
-            process.pid, None, started=process.started, ours=ours, isolated=record.isolated
+            process.pid, None, started=process.started, ours=ours, sandboxed=record.sandboxed
         )
         try:
             self._mains.own(run, main)

@@ -15,7 +15,8 @@ from .credentials import unsealed
 _PACKAGES = str(Path(__file__).parents[2])
 _START = (
     "import sys; sys.path.append(sys.argv[1]); "
-    "from sfad.processes import helper, {0}; helper.unwind_at_signals(); {0}.{1}(sys.argv[2:])"
+    "from sfad.processes import helper; from {0} import {1}; helper.unwind_at_signals(); "
+    "{1}(sys.argv[2:])"
 )
 NOT_EXECUTABLE, _NOT_FOUND = 126, 127
 ANSWER = b"sfad: "
@@ -23,8 +24,7 @@ ANSWER = b"sfad: "
 
 
 def python_words(module: str, function: str) -> list[bytes]:
-    """Return the command that calls a function of a module of this package with the words after
-    it."""
+    """Return the command that calls a function of a module with the words after it."""
     words = [
         sys.executable,
         "-I",
@@ -53,9 +53,9 @@ def _end(number: int, _frame: object) -> NoReturn:
 # ---- The first step of an attempt
 
 
-def first_step(step: Sequence[bytes], files: Sequence[bytes], argv: Sequence[bytes]) -> list[bytes]:
-    """Return the command of a step that becomes another. It executes the first of `files` that can
-    be executed."""
+def completed(step: Sequence[bytes], files: Sequence[bytes], argv: Sequence[bytes]) -> list[bytes]:
+    """Return the command of a first step, or of a sandbox, that becomes or starts another. It
+    executes the first of `files` that can be executed."""
     return [*step, *(b"file=" + file for file in files), b"--", *argv]
 
 

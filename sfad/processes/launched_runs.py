@@ -66,7 +66,7 @@ def cookie_run(value: bytes) -> RunId:
 # └ bwrap       the first process of the sandbox's pid namespace
 #   └ command   the second
 #
-# In a worktree, the first step of the run is the main process: it waits for the outer bwrap.
+# The first step of the run may stay, as the main process: it waits for the outer bwrap.
 
 
 def command_of(main: int) -> int | None:
@@ -107,7 +107,7 @@ class MainProcess:
     """Whether it is a child of this process, which then reaps it."""
     exit_seen: float | None = None
     """When an adopted process was seen to exit, while the kernel has not told how."""
-    isolated: bool = False
+    sandboxed: bool = False
     """Whether it keeps the command in a sandbox, and is not the command itself."""
     clone_block: int | None = None
     """What it reads until it executes the trampoline; see `trampoline.creating`."""
@@ -115,7 +115,7 @@ class MainProcess:
     @property
     def command(self) -> int:
         """The pid of the command. A sandbox that does not have it yet stands for it."""
-        return (command_of(self.pid) if self.isolated else None) or self.pid
+        return (command_of(self.pid) if self.sandboxed else None) or self.pid
 
     def signal(self, number: int) -> bool:
         """Send a signal to the command; return whether it was there to take it. A sandbox forwards
@@ -188,7 +188,7 @@ class LaunchedRun:
     def sandboxes(self) -> set[int]:
         """Pids of main processes of the subtree that only wait for a command: they end with it, and
         take no signal but SIGKILL."""
-        return {main.pid for main in self.mains if main.isolated and main.command != main.pid}
+        return {main.pid for main in self.mains if main.sandboxed and main.command != main.pid}
 
     def begin_stop(self, number: int) -> None:
         """Owe `Emptied` because of a signal, and undo every pause of the subtree."""
@@ -218,7 +218,9 @@ class LaunchedRun:
         if main.started is None and (process := kernel.stat(main.pid)):
             main.started = process.started
         self.first_started = self.first_started or main.started or 0
-        return LaunchRecord(self.nonce, self.bounds, main.pid, main.started, isolated=main.isolated)
+        return LaunchRecord(
+            self.nonce, self.bounds, main.pid, main.started, sandboxed=main.sandboxed
+        )
 
 
 def run_ids(tops: Iterable[LaunchedRun]) -> set[RunId]:

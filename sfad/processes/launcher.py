@@ -111,8 +111,8 @@ class LaunchSpec:
     """The command that starts this one in a sandbox of its own, without the files to execute and
     `--`."""
     first_step: list[bytes] | None = None
-    """The command that makes the run's worktree or unpacks the files that were sent with it, and
-    then starts the sandbox or the command in there (`step_words` of `worktree` and `shipping`)."""
+    """The command that makes the directory in which the run works, and then starts the sandbox or
+    the command in there (`helper.completed`)."""
     user: Credentials | None = None
     """Who executes the command; `None` is the daemon's own user."""
     nonce: str = field(default_factory=lambda: secrets.token_hex(8))
@@ -139,7 +139,7 @@ class LaunchRecord:
     report: int | None = None
     """For a launch in flight during a re-exec: the descriptor on which the trampoline reports. It
     becomes the launcher's."""
-    isolated: bool = False
+    sandboxed: bool = False
     """Whether the main process keeps the command in a sandbox."""
 
 

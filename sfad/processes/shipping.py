@@ -30,13 +30,13 @@ KEPT = 900.0
 def step_words(
     *, copy: str, cwd: bytes, git: bool, author: str, most: int, sealed: bool
 ) -> list[bytes]:
-    """Return the command that `helper.first_step` completes."""
+    """Return the command that `helper.completed` completes."""
     given = {
         "copy": copy, "cwd": os.fsdecode(cwd), "git": "1" if git else "", "author": author,
         "most": str(most), "sealed": "1" if sealed else "",
     }  # fmt: skip
     return [
-        *python_words("shipping", "enter"),
+        *python_words(__name__, "enter"),
         *(os.fsencode(f"{name}={value}") for name, value in given.items()),
     ]
 
@@ -77,7 +77,7 @@ def pack_words(*, copy: str, name: str, git: bool, most: int, patch: bool) -> li
     """Return the command that packs the changes of a run as `own/NAME`. It prints JSON after
     `ANSWER`: `size` or `error`."""
     words = [copy, name, "1" if git else "", str(most), "1" if patch else ""]
-    return [*python_words("shipping", "pack"), *map(os.fsencode, words)]
+    return [*python_words(__name__, "pack"), *map(os.fsencode, words)]
 
 
 def pack(words: Sequence[str]) -> None:

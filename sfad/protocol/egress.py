@@ -1,4 +1,4 @@
-"""The words of `--egress` and `isolation.egress`: which hosts an isolated run reaches through the
+"""The words of `--egress`: which hosts a run in a network of its own reaches through the
 gateway."""
 
 import ipaddress

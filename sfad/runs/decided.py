@@ -1,9 +1,12 @@
 """What was decided about a run before it starts, as far as the core does not have it."""
 
-from msgspec import Struct
+from typing import TYPE_CHECKING, Any
 
+from msgspec import Struct, defstruct
+
+from ..features.listed import FEATURES
 from ..protocol.requests.starting import Spawn, Stdin, Stdio
-from ..protocol.types import Isolation, Ship, Worktree
+from ..protocol.types import Ship
 
 
 class Output(Struct, omit_defaults=True):
@@ -27,14 +30,46 @@ def descriptors_of(request: Spawn | Output) -> int:
     return 3 if request.stdio == "inherit" else 1 if request.stdin == "descriptor" else 0
 
 
-class Parts(Struct, omit_defaults=True):
+_KINDS = {name: kind for each in FEATURES.values() for name, kind in each.decides.items()}
+_SANDBOXES = [name for each in FEATURES.values() if each.sandboxes for name in each.decides]
+
+
+class _Parts(Struct, omit_defaults=True):
     """What each capability has decided. The code around it does not look into them."""
 
     gateway: bool | None = None
     """Whether its model calls go through the gateway; `None`: nothing was decided."""
     direct: str | None = None
     """Why its program goes without the gateway although the run may use it."""
-    isolation: Isolation | None = None
-    worktree: Worktree | None = None
     ship: Ship | None = None
-    on_end: str | None = None
+
+    def of(self, name: str) -> Any:
+        """Return what a feature has decided under a name of its `Feature.decides`, or what was
+        asked of it; `None` if it does nothing for the run, or is not there."""
+        return getattr(self, name, None)
+
+    def decide(self, name: str, decided: object) -> None:
+        setattr(self, name, decided)
+
+    @property
+    def sandbox(self) -> Any:
+        """What was decided about the sandbox in which the main process keeps the command; `None` if
+        it is the command itself. Its `egress` is the gateway's: hosts beside those of models."""
+        return next((found for name in _SANDBOXES if (found := self.of(name)) is not None), None)
+
+    @sandbox.setter
+    def sandbox(self, decided: object) -> None:
+        for name in _SANDBOXES:
+            self.decide(name, decided)
+
+
+if TYPE_CHECKING:
+    Parts = _Parts
+else:
+    Parts = defstruct(
+        "Parts",
+        [(name, kind | None, None) for name, kind in _KINDS.items()],
+        bases=(_Parts,),
+        omit_defaults=True,
+    )
+    """With what features decide, each under its name."""

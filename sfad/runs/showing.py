@@ -3,7 +3,7 @@ ledger."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec.structs import replace
 
@@ -16,7 +16,7 @@ from ..core.state.budgets import to_usd
 from ..core.state.limits import ActiveLimit
 from ..core.state.run import Run
 from ..core.state.subscriptions import Window
-from ..git.worktrees import branch_of
+from ..features.listed import FEATURES
 from ..host.clock import wall_clock
 from ..host.probe import user_name
 from ..processes.launcher import Footprint
@@ -102,6 +102,14 @@ def _shown(
 # ---- How a live run is shown: to clients, and in its row of the ledger
 
 
+SHOWN = [
+    (name, each.shows)
+    for each in FEATURES.values()
+    if each.shows is not None
+    for name in each.decides
+]
+"""What shows what features have decided, by its name in `Parts`."""
+
 Enforcer = Literal["clock", "gateway", "ready", "meter", "kernel", "watching", "nothing"]
 
 
@@ -117,7 +125,10 @@ def info_of(
         live.run.status.terminal,
     )
     elapsed = round(run.clock.elapsed(now), 3) if run.started_at is not None else None
-    isolated, worktree = live.parts.isolation, live.parts.worktree
+    more: dict[str, Any] = {}
+    for name, shows in SHOWN:
+        if (decided := getattr(live.parts, name)) is not None:
+            more |= shows(decided, live)
     return RunInfo(
         id=run.id,
         name=run.name,
@@ -159,16 +170,12 @@ def info_of(
         session=run.asked.session is not None,
         repeating=run.repeating if run.streak is not None and not ended else None,
         cut=f"{run.cut.message}; {run.after_cut}" if run.cut is not None and not ended else None,
-        isolation=_isolation(live) if isolated is not None else None,
-        egress=tuple(isolated.egress) if isolated is not None and live.parts.gateway else (),
         api_silence=_silence(run, now) if account.reservations else None,
         alerts=tuple(alerts_of(run, now)) if run.alerts else (),
         direct=live.parts.direct if not ended else None,
         after=tuple(run.awaits) if run.status is Status.QUEUED else (),
         group=run.asked.queueing.group,
         stdin=live.stdin is not None,
-        worktree=worktree.path.decode(errors="backslashreplace") if worktree is not None else None,
-        branch=branch_of(worktree.branch, run.name, run.id) if worktree is not None else None,
         session_id=live.session_id,
         continues=run.asked.continues,
         plans=tuple(_window_shares(run.window_shares)) if run.window_shares else (),
@@ -180,6 +187,7 @@ def info_of(
         allowed_tools=run.asked.terms.allowed_tools,
         blocked_tools=run.asked.terms.blocked_tools,
         holds=holds,
+        **more,
     )
 
 
@@ -248,12 +256,6 @@ def _silence(run: Run, now: float) -> ApiSilence | None:
     longest = min(silences, key=lambda silence: silence.since)
     since = wall_clock() - timedelta(seconds=now - longest.since)
     return ApiSilence(host=longest.host, since=since, calls=len(silences))
-
-
-def _isolation(live: Live) -> Literal["on", "net", "offline"] | None:
-    if live.parts.isolation is None:
-        return None
-    return "on" if live.parts.isolation.network else "net" if live.parts.gateway else "offline"
 
 
 def info_with_totals(

@@ -4,7 +4,6 @@ from ..agents import AGENT_PROGRAMS, UNREAD
 from ..core.state.access import VERBS
 from ..core.state.policy import MAX_LABELS
 from ..protocol.errors import bad_request, check_limits, too_many, unavailable
-from ..protocol.types import Isolation
 from .prepared import Prepared
 from .surroundings import Surroundings
 
@@ -19,8 +18,6 @@ LARGE = 64 << 10
 MAX_LARGE = 64 << 20
 """Bytes of all large ones of a user's runs that wait, or may start again: the daemon keeps them in
 memory and on its disk."""
-
-_NO_ISOLATION = Isolation()
 
 
 def check_size(p: Prepared, around: Surroundings) -> None:
@@ -52,7 +49,6 @@ def check_characters(p: Prepared, _: Surroundings) -> None:
     """Refuse NUL in what the kernel takes; where lists show the text, also control characters and
     such as change the direction of writing."""
     command, parts, identity = p.command, p.parts, p.identity
-    isolation = parts.isolation or _NO_ISOLATION
     for what, words in (
         ("argv", command.argv),
         ("env", command.env),
@@ -61,8 +57,6 @@ def check_characters(p: Prepared, _: Surroundings) -> None:
             "the directory of --ship",
             [] if parts.ship is None else [parts.ship.directory, parts.ship.within],
         ),
-        ("a writable path", isolation.writable),
-        ("a readable path", isolation.readable),
     ):
         for word in words:
             if b"\0" in word:
@@ -85,8 +79,6 @@ def check_bounds(p: Prepared, around: Surroundings) -> None:
     """Bound what the daemon keeps and shows while it remembers the run. Argv and env are bounded by
     the frame and by execve(2)."""
     ship, identity, terms = p.parts.ship, p.identity, p.terms
-    isolation = p.parts.isolation or _NO_ISOLATION
-    paths = (*isolation.writable, *isolation.readable)
     tools = (*terms.allowed_tools, *terms.blocked_tools)
     labels = max(map(len, (*identity.labels, *identity.labels.values())), default=0)
     for what, value, limit in (
@@ -113,16 +105,6 @@ def check_bounds(p: Prepared, around: Surroundings) -> None:
             65536,
         ),
         ("characters of patterns of models", sum(map(len, terms.allowed_models)), 4096),
-        (
-            "bytes of writable and readable paths, with 1 more for each",
-            sum(map(len, paths)) + len(paths),
-            65536,
-        ),
-        (
-            "characters of --egress, with 1 more for each",
-            sum(map(len, isolation.egress)) + len(isolation.egress),
-            16384,
-        ),
         ("names in the claimed chain", len(identity.claim.names), 64),
         ("characters of a claimed name", max(map(len, identity.claim.names), default=0), 64),
     ):
@@ -137,11 +119,6 @@ def check_values(p: Prepared, _: Surroundings) -> None:
     """Refuse values that mean nothing. The core checks those that it decides by."""
     if not 0 <= p.command.umask <= 0o777:
         raise bad_request(f"umask must be 0 to 0o777, got {p.command.umask:#o}")
-    isolation = p.parts.isolation or _NO_ISOLATION
-    for kind, paths in (("writable", isolation.writable), ("readable", isolation.readable)):
-        for path in paths:
-            if not path.startswith(b"/"):
-                raise bad_request(f"each {kind} path must be absolute")
     if not p.command.cwd.startswith(b"/"):
         raise bad_request(f"cwd must be absolute, got {p.command.cwd!r}")
     check_limits(p.terms.limits)

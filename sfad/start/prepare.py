@@ -14,10 +14,11 @@ Check = Callable[[Prepared, Surroundings], None]
 
 
 async def prepare(
-    around: Surroundings, steps: Sequence[Step], checks: Sequence[Check], last: Sequence[Step]
+    around: Surroundings, steps: Sequence[Step], checks: Sequence[Check], last: Step
 ) -> Prepared:
     """Return what is decided about a request, once all that its run may not start without is there.
-    `last`: what waits for that. Raise `Invalid`, `RequestError`, `OSError`."""
+    `last`: what waits for that; then the checks are made again. Raise `Invalid`, `RequestError`,
+    `OSError`."""
     p = Prepared.of(around.order)
     for step in steps:
         if (waits := step(p, around)) is not None:
@@ -33,7 +34,8 @@ async def prepare(
         prints_in=around.prints_in,
         printed_as_text=around.printed_as_text,
     )
-    for step in last:
-        if (waits := step(p, around)) is not None:
-            await waits
+    if (waits := last(p, around)) is not None:
+        await waits
+        for check in checks:
+            check(p, around)
     return p

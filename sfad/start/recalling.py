@@ -1,12 +1,15 @@
 """What a run was started with, as the ledger keeps it for `recall`. Never its environment, which
 may hold secrets."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import msgspec
 from msgspec.structs import replace
 
 from ..host.files import UNDECODABLE
 from ..protocol.messages import Spawn
-from ..protocol.types import Claim, Isolation
+from ..protocol.types import Claim
 from ..runs.live import Live
 from .prepared import Prepared
 
@@ -15,9 +18,12 @@ MOST_RECALLED = 64 << 10
 be as large."""
 
 
-def to_recall(order: Spawn, p: Prepared, above: Live | None) -> bytes | None:
+def to_recall(
+    order: Spawn, p: Prepared, above: Live | None, inherited: Mapping[str, Any]
+) -> bytes | None:
     """Return what is to be kept of a request, or `None` if that is too large. A run that is started
-    again as a root has no way to more than it had below `above`."""
+    again as a root has no way to more than it had below `above`. `inherited`: what features say of
+    that."""
     if sum(map(len, order.argv)) > MOST_RECALLED:
         return None
     kept = replace(
@@ -32,25 +38,10 @@ def to_recall(order: Spawn, p: Prepared, above: Live | None) -> bytes | None:
             allowed_tools=list(terms.allowed_tools),
             blocked_tools=list(terms.blocked_tools),
             allowed_models=list(terms.allowed_models or (own[-1].patterns if own else ())),
-            isolation=_as_asked(p),
+            **inherited,
         )
     encoded = msgspec.msgpack.encode(kept)
     return encoded if len(encoded) <= MOST_RECALLED else None
-
-
-def _as_asked(p: Prepared) -> Isolation | None:
-    """Return the sandbox as a client asks for one: what it has inherited of it is a part of the
-    request."""
-    inherited = p.parts.isolation
-    if inherited is None:
-        return None
-    own = [inherited.directory] if inherited.directory not in (b"", p.command.cwd) else []
-    return Isolation(
-        network=inherited.network,
-        writable=[*inherited.writable, *own],
-        readable=inherited.readable,
-        egress=inherited.egress,
-    )
 
 
 def recalled(kept: bytes) -> Spawn | None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_args, get_type_hints
 
 import pytest
 
 from sfactl.exits import MEANINGS
 from sfad import __version__
 from sfad.config import (
-    Agent,
     ConfigError,
     GroupConfig,
     Price,
@@ -19,6 +18,7 @@ from sfad.config import (
     TeamBudget,
     UpstreamConfig,
     UserBudget,
+    Whole,
     load,
 )
 from sfad.daemon.reloading import AT_START
@@ -88,7 +88,8 @@ def test_every_value_that_is_shown_is_allowed(tmp_path: Path, block: str) -> Non
 def test_every_key_below_a_name() -> None:
     entries = {
         "prices": Price, "programs": ProgramConfig, "users": UserBudget, "teams": TeamBudget,
-        "upstreams": UpstreamConfig, "agents": Agent, "hooks": Hook, "groups": GroupConfig,
+        "upstreams": UpstreamConfig, "hooks": Hook, "groups": GroupConfig,
+        "agents": get_args(get_type_hints(Whole)["agents"])[1],
     }  # fmt: skip
     shown = {shown.key for shown in keys(NAMED)}
     tables = {key.rpartition(".")[0] for key in shown}

@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from sfad.features.worktrees import private, worktrees
 from sfad.git import commands as git_runs
-from sfad.git import private, worktrees
 from sfad.git.commands import GitError
 from sfad.protocol import messages as m
 from sfad.protocol.types import Isolation, RunInfo, Status, Worktree

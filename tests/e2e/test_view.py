@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from sfactl.connection import Client
-from sfad.processes.isolation import view
+from sfad.features.isolation import view
 from sfad.protocol import messages as m
 from sfad.protocol.types import Isolation, RunInfo
 from tests.conftest import Start

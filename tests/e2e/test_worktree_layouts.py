@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from sfad.git import worktrees
+from sfad.features.worktrees import worktrees
+from sfad.features.worktrees.record import Record
 from sfad.git.commands import GitError
-from sfad.git.record import Record
 from sfad.protocol.types import Status
 from tests.conftest import Start
 from tests.e2e.test_worktrees import Repository

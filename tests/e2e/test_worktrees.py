@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from sfad.core.state.run import run_id, run_number
-from sfad.git import worktrees
+from sfad.features.worktrees import worktrees
 from sfad.git.commands import LOCAL, SETTINGS
 from sfad.protocol import messages as m
 from sfad.protocol.types import Isolation, RunInfo, Status, Worktree

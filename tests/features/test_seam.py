@@ -99,6 +99,24 @@ def test_a_daemon_without_a_feature(copy: Copy, feature: str) -> None:
     copy.pytest("tests/e2e/test_access.py")
 
 
+def test_a_client_without_worktrees(copy: Copy) -> None:
+    """Its verbs are gone; others that look at what a run has left find nothing to look at."""
+    copy.delete("worktrees")
+    (copy.tree / "sfactl/landing.py").unlink()
+    (copy.tree / "sfactl/pruning.py").unlink()
+    modules = "sfactl.commands.prune, sfactl.shipping, sfactl.top.app, sfactl.waiting"
+    left = "list(sfactl.waiting.of_unlanded(None, None)), sfactl.shipping._led('/')"
+    for words in (
+        ["-c", f"import {modules}, sfactl.web.actions; print({left})"],
+        ["-m", "sfactl", "--help"],
+    ):
+        done = subprocess.run(
+            [copy.python, *words], cwd=copy.tree, capture_output=True, text=True, check=True
+        )
+        assert " land " not in done.stdout
+    assert "prune" in done.stdout
+
+
 @variant
 def test_the_heart_alone_passes_its_tests(copy: Copy) -> None:
     for feature in NAMES:

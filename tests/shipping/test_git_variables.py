@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from sfactl.landing import led
 from sfad import shipping
+from sfad.features.worktrees.record import Record
 from sfad.git.commands import SETTINGS
-from sfad.git.record import Record
 
 from .test_archives import BEFORE, fill, packed, repository, unpacked, work
 
@@ -91,7 +92,7 @@ def test_a_survey_looks_at_the_worktree_of_an_isolated_run(
     ).save()  # fmt: skip
     before = everything_of(elsewhere)
     (place / "new").touch()
-    found = shipping.survey(str(place), leading)
+    found = shipping.survey(str(place), leading, led(str(place)))
     assert found.paths == [".gitignore", "new", "tracked.log"]
     assert everything_of(elsewhere) == before
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sfad import shipping
-from sfad.processes.helper import ANSWER, first_step
+from sfad.processes.helper import ANSWER, completed
 from sfad.processes.shipping import pack_words, step_words
 
 from .test_archives import BEFORE, content_of, fill, packed, repository, work
@@ -35,7 +35,7 @@ def begin(
 ) -> subprocess.CompletedProcess[str]:
     cwd = os.fsencode(f"{copy}/own/files/{within}".rstrip("/"))
     step = step_words(copy=str(copy), cwd=cwd, git=True, author="", most=most, sealed=False)
-    words = first_step(
+    words = completed(
         step, [os.fsencode(f"/bin/{command[0]}")], [os.fsencode(word) for word in command]
     )
     return subprocess.run(words, capture_output=True, text=True, cwd=copy / "own", check=False)

@@ -34,8 +34,6 @@ metering ───────────────────────�
 `granted`          requests of other nodes about runs that they have granted to this one
 `own_servers`      sees work that programs hand to servers of their own outside of their runs
 `gateway_routing`  what the commands and environments of runs say of the gateway
-`isolating`        whether a run is isolated, and what its sandbox is given
-`worktrees`        which run has a git worktree, and what its launch needs
 `shipping`         files that are sent with runs: archives, the copy in which a run works, what it
                    has changed there
 `resources`        what a daemon opens before its loop begins, and what the launcher tells until

@@ -271,11 +271,6 @@ class Fleet:
         """A step of `start.prepare`: refuse what cannot go to another node. What a run above has
         decided about the gateway holds there, too."""
         order, caller = around.order, around.caller
-        if order.worktree is not None:
-            raise bad_request(
-                "--worktree and --fleet exclude each other: "
-                "a worktree is made where the repository is"
-            )
         if order.stdio != "files" or order.stdin == "descriptor":
             raise Invalid(
                 "a run with --fleet reads no stdin of this machine, "

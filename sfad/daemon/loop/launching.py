@@ -23,12 +23,10 @@ from ...protocol.types import RunId
 from ...runs.catalogue import RunCatalogue
 from ...runs.live import Live, bounds_of
 from ...usage.metering import Metering
-from . import worktrees
 from .environment import run_environment
 from .gateways import Gateways
-from .isolating import Isolating
 from .resources import Resources
-from .seam import Parts
+from .seam import Launch, Parts
 from .shipping import Shipping
 
 LAUNCH = 8
@@ -58,7 +56,6 @@ class Launching:
     arm: Arm
     gateways: Gateways
     parts: Parts
-    isolating: Isolating
     shipping: Shipping
 
     def launch(self, run: Run) -> None:
@@ -134,35 +131,25 @@ class Launching:
         deadline = wall_clock().timestamp() + min(left)
         terminal = live.output.stdio == "inherit" and stdin is not None and _is_terminal(stdin)
         env = run_environment(live, socket=self.resources.socket, deadline=deadline)
-        env, stand_ins = self.parts.launch(live, env)
-        env = self.shipping.environment(live, worktrees.environment(live, env))
-        step, cwd = self._first_step(live)
+        given = self.parts.launch(live, Launch(env, terminal))
+        env = self.shipping.environment(live, given.env)
+        unpacks, copy = self.shipping.first_step(live) or (None, None)
         return LaunchSpec(
             argv=self.gateways.with_token(run.id, self._argv(live)),
-            cwd=cwd,
-            env=self.isolating.environment(live, self.gateways.with_token(run.id, env)),
+            cwd=copy or given.cwd or live.command.cwd,
+            env=self.gateways.with_token(run.id, env),
             umask=live.command.umask,
             stdin=stdin,
             stdout=stdout,
             stderr=stderr,
             terminal=terminal,
             bounds=bounds_of(run),
-            stand_ins=stand_ins,
-            sandbox=self.isolating.sandbox(live, terminal=terminal, stand_ins=stand_ins),
-            first_step=step,
+            stand_ins=given.stand_ins,
+            sandbox=given.sandbox,
+            first_step=unpacks or given.first_step,
             user=live.credentials,
             nonce=live.nonce,
         )
-
-    def _first_step(self, live: Live) -> tuple[list[bytes] | None, bytes]:
-        """Return `LaunchSpec.first_step` and where the attempt starts. Raise `OSError`."""
-        if (unpacks := self.shipping.first_step(live)) is not None:
-            return unpacks
-        worktree, cwd = live.parts.worktree, live.command.cwd
-        step = worktrees.first_step(
-            live, self.resources.socket, sealed=live.parts.isolation is not None
-        )
-        return step, cwd if step is None or worktree is None else worktree.origin
 
     def _argv(self, live: Live) -> list[bytes]:
         run = live.run

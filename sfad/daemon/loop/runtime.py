@@ -50,7 +50,6 @@ from .fleet_process import FleetProcess
 from .gateway_routing import GatewaySteps
 from .gateways import Gateways
 from .granted import GrantedRuns
-from .isolating import Isolating
 from .keeper import KeeperRequests
 from .launcher_events import LauncherEvents
 from .launching import Launching
@@ -64,7 +63,6 @@ from .shipping import Shipping
 from .starting import Starting
 from .status_text import StatusText
 from .storage_watch import StorageWatch
-from .worktrees import Worktrees
 
 # ---- What this daemon has from an earlier one, and what it hands over to the next
 
@@ -80,6 +78,7 @@ class Succession:
     metering: Metering
     budgets: BudgetBooks
     gateways: Gateways
+    parts: Parts
     launching: Launching
     launcher_events: LauncherEvents
     background: Background
@@ -91,6 +90,7 @@ class Succession:
         """Take in an earlier daemon's runs. The core knows them from `supervise` on."""
         for one in adoption.runs:
             self.catalogue.add(one.live)
+            self.parts.adopt(one.live)
 
     async def supervise(self, adoption: Adoption, unwritten: Rows) -> None:
         """Have the core adopt the runs, before a client asks anything. `unwritten` are rows that
@@ -333,20 +333,17 @@ class Runtime:
         self.requests = PendingRequests(self.feed, self.catalogue, self.descriptors, self.counts)
         self.storage = StorageWatch(resources, self.catalogue, self.metering, self.announcer)
         self.granted = GrantedRuns(self.timers)
-        self.isolating = Isolating(
-            loaded, self.gateways, sock=self.socket, state_dir=self.state_dir
-        )
         gateway_steps = GatewaySteps(self.gateways, SetupReader())
         self.commands = ContainedCommands(self.launcher)
         self.connections: Callable[[], int] = lambda: 0
         """Returns how many clients are connected. The server sets it."""
         heart = Heart(
             resources, self.machine, self.catalogue, self.announcer, self.storage, self.background,
-            self.feed, lambda: self.config, self.began, lambda: self.connections(), self.commands,
-            self.isolating.sandbox_of, gateway_steps,
+            self.feed, lambda: self.config, lambda: self.config_files, self.began,
+            lambda: self.connections(), self.commands, gateway_steps, self.gateways,
+            lambda: self.parts,
         )  # fmt: skip
         self.parts = Parts(FEATURES, heart)
-        self.worktrees = Worktrees(self.commands, self.catalogue.live)
         self.shipping = Shipping(shipped, self.commands, self.catalogue.live)
         self.fleet = Fleet(
             config.fleet,
@@ -394,8 +391,8 @@ class Runtime:
         )  # fmt: skip
         self.ledger.report_to(self.saver)
         self.starting = Starting(
-            self.machine, self.catalogue, self.requests, gateway_steps, self.worktrees,
-            self.isolating, self.fleet, self.server_watch, self.parts, lambda: self.agents,
+            self.machine, self.catalogue, self.requests, gateway_steps, self.fleet,
+            self.server_watch, self.parts, lambda: self.agents,
             lambda: self.config.service.continue_lost,
         )  # fmt: skip
         launching = Launching(
@@ -407,12 +404,11 @@ class Runtime:
             self.launcher_events.arm,
             self.gateways,
             self.parts,
-            self.isolating,
             self.shipping,
         )
         self.succession = Succession(
             resources, self.machine, self.catalogue, self.announcer, self.metering, self._budgets,
-            self.gateways, launching, self.launcher_events, self.background, self.feed,
+            self.gateways, self.parts, launching, self.launcher_events, self.background, self.feed,
         )  # fmt: skip
         loop = CoreLoop(
             self.machine, resources, self.catalogue, self.requests, self.announcer, self.parts,
@@ -478,7 +474,6 @@ class Runtime:
         self.maintenance.reconfigure(config.retention)
         self.session_archive.reconfigure(config.sessions)
         self.gateways.reconfigure(config.gateway)
-        self.isolating.reconfigure(loaded)
         self.feed(e.Reconfigured(trio.current_time(), policy_of(loaded, everyone=self.everyone)))
         self._follow_config()
         self.log.info("config reloaded", files=[str(path) for path in loaded.files])

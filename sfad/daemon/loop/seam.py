@@ -3,13 +3,17 @@ and which of them are loaded.
 
 No feature is imported here: the list is `sfad.features.listed`, and the module of a part is loaded
 when a section of its config differs from the defaults, when one of its requests arrives, when a
-request to start a run asks for it, or when the spool has something of it; at the start, if it has
-none of these. A feature that is not loaded costs a run nothing.
+request to start a run asks for it, or when the spool or a run of an earlier daemon has something
+of it; at the start, if it has none of these. A feature that is not loaded costs a run nothing.
+
+Features are asked in the order of their list. Those that decide about runs (`Feature.decides`) are
+asked only about runs for which they do something.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import trio
@@ -25,15 +29,17 @@ from ...host.tasks import Background, keep_serving
 from ...processes.contained_commands import ContainedCommands
 from ...protocol.errors import bad_request
 from ...protocol.requests.base import Reply, Request
-from ...protocol.requests.starting import OF_FEATURES
+from ...protocol.requests.starting import OF_FEATURES, Spawn
 from ...protocol.types import Isolation, RunId, RunInfo
+from ...runs import decided
 from ...runs.catalogue import RunCatalogue
 from ...runs.live import Live
-from ...start.prepare import Check
+from ...start.prepare import Check, Step
 from ...start.prepared import Prepared
 from ...start.surroundings import Surroundings
 from .announcing import Announcer
 from .gateway_routing import GatewaySteps
+from .gateways import Gateways
 from .resources import Resources
 from .storage_watch import StorageWatch
 
@@ -55,17 +61,22 @@ class Heart:
     """Tells the core of an event, as `LimitsLearnt`."""
     config: Callable[[], Configuration]
     """Returns the config that is in force."""
+    config_files: Callable[[], Sequence[Path]]
+    """Returns the files that it comes from."""
     began: float
     """When the daemon was started, on trio's clock."""
     connections: Callable[[], int]
     """Returns how many clients are connected."""
     commands: ContainedCommands
     """Executes commands that are not runs."""
-    sandbox_of: Callable[[Isolation], list[bytes]]
-    """Returns `LaunchSpec.sandbox`. Raises `OSError`."""
     gateway: GatewaySteps
     """How commands are routed through the gateway. Shims need it: what one becomes in place of a
     child run is routed, too."""
+    gateways: Gateways
+    """Isolation needs them: a run in a network of its own reaches its gateway alone."""
+    parts: Callable[[], "Parts"]
+    """Returns the parts of features. One asks another by a moment that names both: hooks, which
+    execute commands for runs in sandboxes, ask for `sandbox_of`."""
 
     def section(self, key: str, kind: type[T]) -> T:
         """Return a section of the config that is in force."""
@@ -77,8 +88,15 @@ class Launch(NamedTuple):
 
     env: list[bytes]
     """Its environment, `KEY=VALUE`."""
+    terminal: bool = False
     stand_ins: Sequence[bytes] = ()
     """Directories that its PATH begins with: see `LaunchSpec.stand_ins`."""
+    sandbox: list[bytes] | None = None
+    """See `LaunchSpec.sandbox`."""
+    first_step: list[bytes] | None = None
+    """See `LaunchSpec.first_step`."""
+    cwd: bytes | None = None
+    """Where that starts; `None` is the working directory of the command."""
 
 
 Answer = Callable[[Any, Any], Any]
@@ -101,11 +119,11 @@ class Part:
     """The config was read again."""
     admitted: Callable[[Run], object] | None = None
     """A run was admitted."""
-    launch: Callable[[Live, list[bytes]], Launch] | None = None
-    """Returns what a run is launched with, given its environment with the variables of the heart.
-    Its worktree, its gateway and its sandbox change the environment after that. A part may set this
-    or take it back while the daemon goes on."""
-    launch_routed: Callable[[Live, list[bytes]], Launch] | None = None
+    launch: Callable[[Live, Launch], Launch] | None = None
+    """Returns what a run is launched with, given that with the variables of the heart. Its gateway
+    changes the environment after that. A part may set this or take it back while the daemon goes
+    on. Raises `OSError`."""
+    launch_routed: Callable[[Live, Launch], Launch] | None = None
     """The same, for runs that use the gateway and whose tree has agent programs in its PATH. It is
     asked if there is no `launch`. Here shims touch the gateway: it routes what a shim starts, so
     that its runs find shims which no person has installed."""
@@ -128,8 +146,20 @@ class Part:
     """Returns whether a process is the feature's: a child of the daemon that is in no run."""
     peer: Callable[[Peer], Peer] | None = None
     """Returns who a peer is that may be a command which the feature executes."""
+    look: Step | None = None
+    """A step of `start.prepare` before anything is decided. It may wait."""
+    decide: Check | None = None
+    """A step of `start.prepare`, once the command is known and routed."""
     check: Check | None = None
     """Raises `RequestError` for a request to start a run that asks something impossible."""
+    inherited: Callable[[Prepared], Mapping[str, Any]] | None = None
+    """Returns fields of `Spawn` with which a run below another is started again as a root, where it
+    is to have what it had from the run above."""
+    again: Callable[[Spawn, RunInfo], Spawn] | None = None
+    """Returns what a run was started with as it is asked for again."""
+    sandbox_of: Callable[[Isolation], list[bytes]] | None = None
+    """Returns `LaunchSpec.sandbox` of a command for a run with this isolation. Raises `OSError`.
+    Here hooks touch isolation."""
     finish: Callable[[], Awaitable[None]] | None = None
     """The daemon ends, and all its runs have ended. Waits for what has to be done before that."""
     rest: Callable[[], Awaitable[None]] | None = None
@@ -146,9 +176,11 @@ class Parts:
         self._heart = heart
         self._features = {name: each for name, each in features.items() if each.part}
         self._owners = {kind: name for name, each in features.items() for kind in each.verbs}
-        self._asked = {asked: name for name, each in features.items() for asked in each.asked}
+        self._deciders = {asked: name for name, each in features.items() for asked in each.decides}
         """By the fields of `Spawn` that they carry out."""
         self._loaded: dict[str, Part] = {}
+        self._of_all: set[str] = set()
+        """Those whose section of the config is set: they may decide about any run."""
         self.admitted: list[Callable[[Run], object]] = []
         """What is told of each run that is admitted; the others as the fields of `Part`."""
         self.saves: list[Callable[[Live], Changes]] = []
@@ -164,13 +196,14 @@ class Parts:
         """Load the parts that the config or the spool calls for, and tell those that are loaded of
         the config."""
         loaded, config = list(self._loaded.values()), self._heart.config()
+        self._of_all = {
+            name
+            for name, each in self._features.items()
+            if any(config.is_set(section) for section in each.sections)
+        }
         for name, feature in self._features.items():
-            later = feature.sections or feature.verbs or feature.asked or feature.saved
-            if (
-                not later
-                or any(config.section(key, kind) != kind() for key, kind, *_ in feature.sections)
-                or self._has_saved(feature)
-            ):
+            later = feature.sections or feature.verbs or feature.decides or feature.saved
+            if not later or name in self._of_all or self._has_saved(feature):
                 self._part(name)
         for part in loaded:
             if part.reconfigure is not None:
@@ -186,18 +219,43 @@ class Parts:
         owner = self._owners.get(kind)
         return self._part(owner).verbs[kind] if owner is not None else None
 
-    def launch(self, live: Live, env: list[bytes]) -> Launch:
-        """Return what a run is launched with, given its environment."""
-        stand_ins: list[bytes] = []
-        for part in self._loaded.values():
+    def adopt(self, live: Live) -> None:
+        """Load the parts of features that do something for a run of an earlier daemon."""
+        for decided_as, name in self._deciders.items():
+            if live.parts.of(decided_as) is not None:
+                self._part(name)
+
+    def _does(self, name: str, run: decided.Parts, above: Live | None = None) -> bool:
+        """Return whether a feature does something for a run or for the one above it, or decides
+        about none."""
+        decides = self._features[name].decides
+        return (
+            not decides
+            or any(run.of(each) is not None for each in decides)
+            or (above is not None and any(above.parts.of(each) is not None for each in decides))
+        )
+
+    def _may_decide(self, name: str, p: Prepared, around: Surroundings) -> bool:
+        return name in self._of_all or self._does(name, p.parts, around.caller)
+
+    def launch(self, live: Live, given: Launch) -> Launch:
+        """Return what a run is launched with. Raise `OSError`."""
+        for name, part in self._loaded.items():
             launch = part.launch
             if launch is None and part.launch_routed is not None and live.parts.gateway:
                 root = self._heart.catalogue.live[live.run.root.id]
                 launch = part.launch_routed if root.setups.programs else None
-            if launch is not None:
-                env, more = launch(live, env)
-                stand_ins += more
-        return Launch(env, stand_ins)
+            if launch is not None and self._does(name, live.parts):
+                given = launch(live, given)
+        return given
+
+    def sandbox_of(self, isolation: Isolation) -> list[bytes]:
+        """Return `LaunchSpec.sandbox` of a command for a run with this isolation. Raise
+        `OSError`."""
+        for name, feature in self._features.items():
+            if feature.sandboxes and (sandbox_of := self._part(name).sandbox_of) is not None:
+                return sandbox_of(isolation)
+        raise OSError("this sfad has no feature that makes a sandbox")
 
     def instead_of_run(self, request_id: int, around: Surroundings) -> Reply | None:
         """Return the reply to a shim that is to start no run."""
@@ -227,17 +285,56 @@ class Parts:
                 peer = part.peer(peer)
         return peer
 
-    def check(self, p: Prepared, around: Surroundings) -> None:
-        """Refuse what features refuse, and what only a feature could do that is not there. It is
-        one of the checks of `start.prepare`."""
+    # ---- Steps and a check of `start.prepare`
+
+    def load(self, _: Prepared, around: Surroundings) -> None:
+        """Load what the request asks for. Refuse what only a feature could do that is not there."""
+        self._load(around.order)
+
+    def _load(self, order: Spawn) -> None:
         for asked in OF_FEATURES:
-            if getattr(around.order, asked) is not None:
-                if asked not in self._asked:
+            if getattr(order, asked) is not None:
+                if asked not in self._deciders:
                     raise bad_request(f"this sfad has no feature that carries out '{asked}'")
-                self._part(self._asked[asked])
-        for part in self._loaded.values():
-            if part.check is not None:
+                self._part(self._deciders[asked])
+
+    def look(self, p: Prepared, around: Surroundings) -> Awaitable[None] | None:
+        """Have features look at what they decide by."""
+        looks = [
+            part.look
+            for name, part in self._loaded.items()
+            if part.look is not None and self._may_decide(name, p, around)
+        ]
+        return _look(looks, p, around) if looks else None
+
+    def decide(self, p: Prepared, around: Surroundings) -> None:
+        for name, part in self._loaded.items():
+            if part.decide is not None and self._may_decide(name, p, around):
+                part.decide(p, around)
+
+    def check(self, p: Prepared, around: Surroundings) -> None:
+        """Refuse what features refuse."""
+        for name, part in self._loaded.items():
+            if part.check is not None and self._does(name, p.parts):
                 part.check(p, around)
+
+    def again(self, kept: Spawn, run: RunInfo) -> Spawn:
+        """Return what a run was started with as it is asked for again."""
+        self._load(kept)
+        for name, part in self._loaded.items():
+            asked = any(getattr(kept, each) is not None for each in self._features[name].decides)
+            if part.again is not None and (asked or name in self._of_all):
+                kept = part.again(kept, run)
+        return kept
+
+    def inherited(self, p: Prepared) -> dict[str, Any]:
+        """Return fields of `Spawn` for a run below another that is started again as a root."""
+        return {
+            field: value
+            for name, part in self._loaded.items()
+            if part.inherited is not None and self._does(name, p.parts)
+            for field, value in part.inherited(p).items()
+        }
 
     def begin(self) -> None:
         self._goes = True
@@ -272,7 +369,9 @@ class Parts:
     def _part(self, name: str) -> Part:
         if name not in self._loaded:
             module = f"sfad.features.{name}.{self._features[name].part}"
-            self._loaded[name] = part = import_module(module).part(self._heart)
+            part = import_module(module).part(self._heart)
+            loaded = self._loaded | {name: part}
+            self._loaded = {each: loaded[each] for each in self._features if each in loaded}
             self.admitted += _given(part.admitted)
             self.saves += _given(part.saves)
             self.never_admitted += _given(part.never_admitted)
@@ -289,6 +388,12 @@ class Parts:
             self._nursery.start_soon(
                 keep_serving, part.serve, self._heart.resources.log.internal_error
             )
+
+
+async def _look(looks: Sequence[Step], p: Prepared, around: Surroundings) -> None:
+    for look in looks:
+        if (waits := look(p, around)) is not None:
+            await waits
 
 
 def _given(moment: Moment | None) -> list[Moment]:

@@ -119,7 +119,7 @@ class Shipping:
         copy = str(self.files.begin(live.run.id, live.uid, ship, owner))
         step = step_words(
             copy=copy, cwd=self.directory(live.uid, ship), git=ship.git, author=ship.author,
-            most=self.files.most, sealed=live.parts.isolation is not None,
+            most=self.files.most, sealed=live.parts.sandbox is not None,
         )  # fmt: skip
         return step, os.fsencode(f"{copy}/own")
 

@@ -33,11 +33,9 @@ from ...start.surroundings import Surroundings
 from ..lookup import find_run
 from .fleet import Fleet
 from .gateway_routing import GatewaySteps
-from .isolating import Isolating
 from .own_servers import ServerWatch, keep_alone
 from .pending_requests import OnAnswer, PendingRequests, PendingSpawn
 from .seam import Parts
-from .worktrees import Worktrees, check_worktree, share_worktree
 
 
 class Starting:
@@ -51,8 +49,6 @@ class Starting:
         catalogue: RunCatalogue,
         requests: PendingRequests,
         gateway: GatewaySteps,
-        worktrees: Worktrees,
-        isolating: Isolating,
         fleet: Fleet,
         servers: ServerWatch,
         parts: Parts,
@@ -65,24 +61,26 @@ class Starting:
         self._requests = requests
         self._agents = agents
         self._continue_lost = continue_lost
+        self._parts = parts
         self._steps: tuple[Step, ...] = (
+            parts.load,
             find_session,
             gateway.read_setups,
-            worktrees.make,
+            parts.look,
             gateway.decide,
             narrow_tools,
             forget_told_time,  # before an agent's own limits are left out because of it
             fill_in_agent,  # with options for its tools, and the address of the gateway
             fleet.work_in_copy,
-            share_worktree,
             resume_command,
             gateway.read_settings,  # of the command
             gateway.route,
             keep_alone,
-            isolating.isolate,  # shows the sandbox what the command needs
+            parts.decide,
             keep_channel,
         )
         self._placed_steps: tuple[Step, ...] = (
+            parts.load,
             gateway.read_setups,
             fleet.check_placeable,
             fleet.note_files,
@@ -97,12 +95,11 @@ class Starting:
             check_characters,
             check_bounds,
             check_values,
-            check_worktree,
             check_meter,
             parts.check,
             servers.check,
         )
-        self._last: tuple[Step, ...] = (gateway.have, check_worktree)
+        self._wait: Step = gateway.have
 
     def around(
         self,
@@ -133,7 +130,7 @@ class Starting:
         """Return what is decided about a request, once all that its run may not start without is
         there. Raise `Invalid`, `RequestError`, `OSError`."""
         steps = self._steps if around.order.placing is None else self._placed_steps
-        return await prepare(around, steps, self._checks, self._last)
+        return await prepare(around, steps, self._checks, self._wait)
 
     def start(
         self,
@@ -146,7 +143,9 @@ class Starting:
         """Ask the core for a run. `answer` is called with what it says, and before that `on_admit`,
         if it is yes. The descriptors are taken over, whatever it says. Raises `OSError` where too
         few descriptors are left; then nothing was asked."""
-        order, kept = around.order, to_recall(around.order, p, around.caller)
+        order, above = around.order, around.caller
+        inherited = {} if above is None else self._parts.inherited(p)
+        kept = to_recall(order, p, above, inherited)
         continued = self._continued_with(p, around)
 
         def make(run: Run, launcher: Launcher) -> Live:

@@ -15,7 +15,6 @@ from ...runs.live import ContinuedWith
 from ...start.continuing import continued
 from ...start.recalling import recalled
 from ..loop.runtime import Runtime
-from ..loop.worktrees import again
 from .asker import EXPECTED
 
 
@@ -64,7 +63,7 @@ async def _continue(
         key=os.urandom(16).hex(),
         continues=Continuation(run=info.id),
     )
-    order = continued(asked, again(started_with, info, runtime.agents), info)
+    order = continued(asked, runtime.parts.again(started_with, info), info)
     peer = Peer(uid=uid, user=found.user, owner=uid in (0, os.geteuid()))
     around = runtime.starting.around(order, peer, found.credentials, earlier=info, threads=limiter)
 

@@ -33,7 +33,7 @@ DONE, ON_END = "hooks", "onend/"
 FEATURE = Feature(
     sections=(Section("hooks", Hooks, array=True),),
     verbs={TryHook: Access("admin", inside=False, narrowed_by=None, scope="none")},
-    asked=("on_end",),
+    decides={"on_end": str},
     saved=(DONE, ON_END),
     channels={CHANNEL: "runs which a hook starts"},
     check="programs",

@@ -51,7 +51,7 @@ class Hooking:
         )  # fmt: skip
         self._on_ends = EndHooks(
             heart.commands, reports, heart.background, resources.socket, self._spool.forget,
-            heart.sandbox_of, resting=True,
+            lambda isolation: heart.parts().sandbox_of(isolation), resting=True,
         )  # fmt: skip
         self.configure()
         if self._on_events:

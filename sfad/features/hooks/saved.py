@@ -58,7 +58,7 @@ class OnEnd(Struct, frozen=True, array_like=True):
 
 def on_end_changes(live: Live) -> Changes:
     """Return what to save with a run's admission."""
-    command = live.parts.on_end
+    command = live.parts.of("on_end")
     if command is None:
         return {}
     hook = OnEnd(
@@ -67,7 +67,7 @@ def on_end_changes(live: Live) -> Changes:
         kept_variables(live.command.env),
         live.run.birth.uid,
         live.credentials,
-        live.parts.isolation,
+        live.parts.sandbox,
     )
     return {f"{ON_END}{live.run.id}": msgspec.msgpack.encode(hook)}
 

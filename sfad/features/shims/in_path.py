@@ -21,8 +21,8 @@ class ShimsInPath:
         self._automatic = automatic
         self._live = live
 
-    def launch(self, live: Live, env: list[bytes]) -> Launch:
-        """Return the environment of a run with the installed shims first in its PATH, then the
+    def launch(self, live: Live, given: Launch) -> Launch:
+        """Return what a run is launched with: the installed shims come first in its PATH, then the
         automatic ones."""
         run, installed = live.run, self._installed
         enters = installed.in_path is not None and installed.open_to(run.birth.uid)
@@ -31,7 +31,9 @@ class ShimsInPath:
             programs = self._live[run.root.id].setups.programs
             found.append(self._automatic.in_path(programs, run.birth.uid))
         shims = [each for each in found if each is not None]
-        return Launch(_environment(env, shims), shims) if shims else Launch(env)
+        if not shims:
+            return given
+        return given._replace(env=_environment(given.env, shims), stand_ins=shims)
 
 
 def _environment(env: list[bytes], shims: Sequence[bytes]) -> list[bytes]:

@@ -217,7 +217,7 @@ class CallerFound(Reply, tag="caller_found"):
     upstreams: dict[str, UpstreamInfo] = {}
     certificates: list[str] = []
     egress: list[str] = []
-    """Hosts that the run reaches through the gateway, as in `Isolation`."""
+    """Hosts that the run reaches through the gateway beside its model."""
     keyed_only: bool = False
     token: str | None = None
     """Names the run to the gateway that has the operator's keys. Only a user's gateway is told."""

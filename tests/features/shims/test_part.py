@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
 from msgspec.structs import replace
 
@@ -17,28 +13,12 @@ from sfad.daemon.loop.runtime import Runtime
 from sfad.daemon.loop.seam import Launch
 from sfad.processes.launcher import LaunchSpec
 from sfad.protocol.types import Status
+from tests.features.calls import calls
 from tests.harness import until
 from tests.loop.shell import AGENT, shell, spawned
 from tests.processes.fake import FakeLauncher
 
-OWN = f"{os.sep}sfad{os.sep}features{os.sep}shims{os.sep}"
 ENV = [b"PATH=/bin", b"BASH_ENV=/home/ann/.env", b"SFA_SHIMS=/of/another/run"]
-
-
-@contextmanager
-def calls() -> Iterator[list[str]]:
-    """Yield the names of the functions of shims that this thread calls meanwhile."""
-    found: list[str] = []
-
-    def called(frame: FrameType, event: str, _argument: object) -> None:
-        if event == "call" and OWN in frame.f_code.co_filename:
-            found.append(frame.f_code.co_name)
-
-    sys.setprofile(called)
-    try:
-        yield found
-    finally:
-        sys.setprofile(None)
 
 
 def status(runtime: Runtime, uid: int) -> dict[str, object]:
@@ -54,15 +34,15 @@ async def launched(runtime: Runtime) -> str:
 
 async def test_a_run_that_finds_no_shim_calls_nothing_of_them(tmp_path: Path) -> None:
     async with shell(tmp_path, FakeLauncher) as runtime:
-        with calls() as found:
+        with calls("shims") as found:
             run = await launched(runtime)
             runtime.catalogue.live[run].parts.gateway = True
-            assert runtime.parts.launch(runtime.catalogue.live[run], ENV) == Launch(ENV, [])
+            assert runtime.parts.launch(runtime.catalogue.live[run], Launch(ENV)) == Launch(ENV)
         assert not found
         (tmp_path / "shims").mkdir()
         (tmp_path / "shims/claude").touch(0o755)
         runtime.reload()
-        with calls() as found:
+        with calls("shims") as found:
             await launched(runtime)
         assert found
 
@@ -72,21 +52,22 @@ async def test_installed_shims_come_before_automatic_ones(tmp_path: Path) -> Non
         live = runtime.catalogue.live[await launched(runtime)]
         live.parts.gateway, live.setups = True, replace(NO_SETUPS, programs=("codex",))
         automatic = os.fsencode(tmp_path / "automatic/codex/shims")
-        assert runtime.parts.launch(live, [b"PATH=/bin", b"X=1"]) == Launch(
+        assert runtime.parts.launch(live, Launch([b"PATH=/bin", b"X=1"])) == Launch(
             [
                 b"PATH=" + automatic + b":/bin",
                 b"X=1",
                 b"BASH_ENV=" + automatic + b"/.bash_env",
                 b"SFA_SHIMS=" + automatic,
             ],
-            [automatic],
+            stand_ins=[automatic],
         )
         (tmp_path / "shims").mkdir()
         (tmp_path / "shims/claude").touch(0o755)
         shown = {"shim_dir": str(tmp_path / "shims"), "shims": ["claude"]}
         assert status(runtime, os.geteuid()) == shown
         assert status(runtime, os.geteuid() + 1) == shown | {"shims": []}
-        env, stand_ins = runtime.parts.launch(live, [b"PATH=/bin", b"BASH_ENV=/home/ann/.env"])
+        given = Launch([b"PATH=/bin", b"BASH_ENV=/home/ann/.env"])
+        env, _, stand_ins, *_ = runtime.parts.launch(live, given)
         assert stand_ins == [os.fsencode(tmp_path / "shims"), automatic]
         assert env[0] == b"PATH=" + b":".join([*stand_ins, b"/bin"])
         assert b"SFA_BASH_ENV=/home/ann/.env" in env

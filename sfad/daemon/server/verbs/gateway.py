@@ -152,9 +152,7 @@ def find_caller(asker: Asker, request: FindCaller) -> None:
             run=live.run.id,
             upstreams=upstreams,
             certificates=root.setups.certificates if trusts else [],
-            egress=live.parts.isolation.egress
-            if live.parts.isolation is not None and not keyed_only
-            else [],
+            egress=[] if keyed_only or live.parts.sandbox is None else live.parts.sandbox.egress,
             keyed_only=keyed_only,
             token=runtime.gateways.passage(gateway, live.run.id),
         )

@@ -6,7 +6,6 @@ from ....protocol.errors import wrong_state
 from ....protocol.messages import Recall, Recalled, Spawn
 from ....protocol.types import RunInfo
 from ....start.recalling import recalled
-from ...loop.worktrees import again
 from ..asker import Asker, answers_about_run
 
 
@@ -34,4 +33,4 @@ def kept(asker: Asker, run: RunInfo) -> Spawn:
             "an earlier version of sfad started it, its command was longer than 64 KiB, "
             "or its row in the ledger is damaged; start it again with: sfactl spawn"
         )
-    return again(spawn, run, asker.runtime.agents)
+    return asker.runtime.parts.again(spawn, run)

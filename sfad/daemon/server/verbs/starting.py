@@ -20,6 +20,7 @@ from ....protocol.messages import (
     MAX_DESCRIPTORS,
     Spawn,
 )
+from ....protocol.requests.starting import OF_FEATURES
 from ....protocol.types import After, ErrorCode, RunId, RunInfo, Status
 from ....runs.decided import descriptors_of
 from ....runs.live import Live
@@ -120,9 +121,10 @@ def _prints_in(
 
 def _answered_again(asker: Asker, request: Spawn) -> bool:
     """Answer a request whose run was started, but whose client lost the reply. What the first one
-    has made of a session or of a worktree would refuse the second."""
+    has made of a session, or what a feature has made for it, would refuse the second."""
     runtime, peer = asker.runtime, asker.peer
-    if request.key is None or (request.continues is None and request.worktree is None):
+    made = (request.continues, *(getattr(request, each) for each in OF_FEATURES))
+    if request.key is None or all(each is None for each in made):
         return False
     callers = [peer.run]
     if (

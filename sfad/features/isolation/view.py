@@ -8,7 +8,6 @@ import pwd
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from ...git import private
 from . import programs, visible
 from .visible import ForbiddenError, followed, topmost, within, within_any
 
@@ -292,9 +291,21 @@ class SandboxView:
             self._mounts[os.path.realpath(shown)] = "ro-bind"
 
     def _show_private(self, repository: str, *, looks: bool) -> None:
-        """Show what git writes for a worktree in place of the repository's. `looks`: read-only."""
+        """Show what git writes for a worktree in place of the repository's: a directory of the
+        run's own beside the worktree, which worktrees make (`private`). `looks`: read-only."""
         worktree, branches = (self._settings.one(name) for name in ("worktree", "branches"))
-        for path, source, writes in private.shown(repository, worktree, branches):
+        private, refs = f"{worktree}.git", f"refs/heads/{branches}"
+        for path, source, writes in (
+            (f"{repository}/objects", f"{private}/objects", True),
+            (f"{repository}/objects/info", f"{private}/objects/info", False),
+            (f"{private}/shared", f"{repository}/objects", False),
+            # a whole copy, because a mount is gone when git packs refs and removes the directory
+            # below it
+            (f"{repository}/refs", f"{private}/refs", False),
+            (f"{repository}/{refs}", f"{private}/{refs}", True),
+            (f"{repository}/logs", f"{private}/logs", True),
+            (f"{repository}/worktrees/{os.path.basename(worktree)}", f"{private}/admin", True),
+        ):
             self._mounts[path] = "bind" if writes and not looks else "ro-bind"
             self._sources[path] = source
 

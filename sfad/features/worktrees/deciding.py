@@ -1,13 +1,12 @@
 """Worktrees of runs: which run gets one, where, and what its launch needs. Git itself is executed
 as the run's user, in a contained helper before the run is admitted, and as the first step of each
-attempt (`processes.worktree`)."""
+attempt (`steps`)."""
 
 import json
 import os
 import secrets
 import shlex
 from collections.abc import Awaitable, Mapping
-from dataclasses import dataclass, field
 
 import msgspec
 import trio
@@ -15,22 +14,23 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ...agents.command import Command
-from ...agents.registered import Registered
 from ...core.state.naming import derive_name
 from ...core.state.policy import Invalid
+from ...daemon.loop.seam import Heart, Launch
 from ...git.commands import LOCAL
-from ...git.record import Record
-from ...git.worktrees import branch_of, slug
-from ...processes.contained_commands import ContainedCommand, ContainedCommands
+from ...processes.contained_commands import ContainedCommand
 from ...processes.credentials import Credentials
 from ...processes.helper import ANSWER
-from ...processes.worktree import look_words, step_words
 from ...protocol.errors import bad_request, check_most, unavailable, wrong_state
 from ...protocol.messages import Spawn
 from ...protocol.types import Isolation, RunId, RunInfo, Worktree
+from ...runs.decided import Parts
 from ...runs.live import Live
 from ...start.prepared import Prepared
 from ...start.surroundings import Surroundings
+from .feature import WORKTREE, AgentWorktrees, branch_of, slug
+from .record import Record
+from .steps import look_words, step_words
 
 LOOK_SECONDS = 20.0
 """Seconds that git may take to look at a repository, which may be on a slow network."""
@@ -58,22 +58,27 @@ class WorktreeImpossible(Exception):
     """Git could not look at the repository now. The message says why."""
 
 
-@dataclass(slots=True)
 class Worktrees:
-    processes: ContainedCommands
-    live: Mapping[str, Live]
-    _turns: dict[int, trio.Lock] = field(default_factory=dict)
-    """Of each user, one helper at a time."""
+    def __init__(self, heart: Heart) -> None:
+        self._heart = heart
+        self._live = heart.catalogue.live
+        self._turns: dict[int, trio.Lock] = {}
+        """Of each user, one helper at a time."""
+        self.reconfigure()
+
+    def reconfigure(self) -> None:
+        agents = self._heart.section("agents", AgentWorktrees)
+        self._agents = {name for name, agent in agents.items() if agent.worktree}
+        """Those whose entries give their runs worktrees."""
 
     def make(self, p: Prepared, around: Surroundings) -> Awaitable[None] | None:
         """Have git look at the repository of a run that asks for a worktree, or whose agent's entry
         does."""
         order, caller = around.order, around.caller
         asked = order.worktree
-        isolated = caller is not None and caller.parts.isolation is not None
+        isolated = caller is not None and caller.parts.sandbox is not None
         if asked is None:
-            entry = around.agents.get(order.agent or "")
-            if entry is None or not entry.agent.worktree or isolated:
+            if isolated or order.agent not in self._agents:
                 return None  # an isolated one stays in its worktree
             return self._make(p, Worktree(), None, around)
         check_most("characters of --worktree", len(asked.branch or ""), 200)
@@ -126,19 +131,74 @@ class Worktrees:
         if not path:
             name = order.name or order.agent or derive_name(tuple(map(os.fsdecode, order.argv)))
             path = os.fsencode(f"{found.directory}/{slug(name)}-{secrets.token_hex(4)}")
-        p.parts.worktree = Worktree(
+        worktree = Worktree(
             branch=branch, of=asked.of, path=path, repository=os.fsencode(found.repository),
             start=found.start, origin=order.cwd, found=found.found,
             alternates=list(map(os.fsencode, found.alternates)),
         )  # fmt: skip
+        p.parts.decide(WORKTREE, worktree)
         p.command.cwd = os.path.join(path, os.fsencode(found.prefix)).rstrip(b"/")
+
+    # ---- further moments
+
+    def share(self, p: Prepared, around: Surroundings) -> None:
+        """Have a run work in the worktree of the run above it, if it starts there and asks for
+        none. Show one of its own to its sandbox. Raise `Invalid`."""
+        caller, own = around.caller, _of(p.parts)
+        inherited = _of(caller.parts) if caller is not None else None
+        if own is not None:
+            if p.parts.sandbox is not None:
+                p.parts.sandbox = isolated(p.parts.sandbox, own)
+        elif (
+            caller is not None
+            and inherited is not None
+            and f"{os.fsdecode(p.command.cwd)}/".startswith(f"{os.fsdecode(inherited.path)}/")
+        ):
+            shared = replace(inherited, branch=_branch(caller, inherited), shared=True)
+            p.parts.decide(WORKTREE, shared)
+
+    def check(self, p: Prepared, around: Surroundings) -> None:
+        """Refuse the worktree of an earlier run that another request has taken while something was
+        waited for."""
+        worktree: Worktree = p.parts.of(WORKTREE)
+        if around.order.placing is not None:
+            raise bad_request(
+                "--worktree and --fleet exclude each other: "
+                "a worktree is made where the repository is"
+            )
+        if worktree.of is not None and not worktree.shared:
+            check_free(worktree.path, worktree.of, around.live)
+
+    def launch(self, live: Live, given: Launch) -> Launch:
+        """Return what a run is launched with: a step that makes its worktree, and its environment
+        without what would lead git elsewhere, and with its directory."""
+        worktree: Worktree = live.parts.of(WORKTREE)
+        env = [
+            b"PWD=" + live.command.cwd if item.startswith(b"PWD=") else item
+            for item in given.env
+            if not item.startswith(_LOCAL)
+        ]
+        if worktree.shared:
+            return given._replace(env=env)
+        return given._replace(
+            env=env,
+            first_step=_first_step(live, worktree, self._heart.resources.socket),
+            cwd=worktree.origin,
+        )
+
+    def again(self, kept: Spawn, run: RunInfo) -> Spawn:
+        """Return what a run was started with as a further run is: in the same worktree, or, while
+        the run lives, in another."""
+        if run.worktree is None or not (kept.worktree or kept.agent in self._agents):
+            return kept
+        return replace(kept, worktree=Worktree(of=run.id if run.status.terminal else None))
 
     def _free(self, earlier: RunInfo) -> bytes:
         """Return the path of an earlier run's worktree, if no run works there. Raise `Invalid`."""
         if earlier.worktree is None:
             raise Invalid(f"run {earlier.id} had no worktree: leave out --worktree-of")
         path = os.fsencode(earlier.worktree)
-        check_free(path, earlier.id, self.live)
+        check_free(path, earlier.id, self._live)
         return path
 
     async def _look(
@@ -148,7 +208,7 @@ class Worktrees:
             look_words(branch, again), asked.cwd, asked.env, b"", LOOK_SECONDS, user
         )
         async with self._turns.setdefault(uid, trio.Lock()):
-            result = await self.processes.run(command, trio.CancelScope(), operators=False)
+            result = await self._heart.commands.run(command, trio.CancelScope(), operators=False)
         answer = result.output.rpartition(b"\n" + ANSWER)[2]
         try:
             # not by msgspec: paths need not be UTF-8
@@ -197,7 +257,8 @@ def _in_fresh_one(
 def check_free(path: bytes, of: RunId, live: Mapping[RunId, Live]) -> None:
     """Raise `Invalid` if a live run works in the worktree of the ended run `of`."""
     for each in live.values():
-        if each.parts.worktree is not None and each.parts.worktree.path == path:
+        worktree = _of(each.parts)
+        if worktree is not None and worktree.path == path:
             raise Invalid(
                 f"run {each.run.id} works in the worktree of run {of}: "
                 "wait for its end, or take another"
@@ -234,37 +295,29 @@ def isolated(isolation: Isolation, worktree: Worktree | None) -> Isolation:
     )
 
 
-def again(kept: Spawn, run: RunInfo, agents: Mapping[str, Registered]) -> Spawn:
-    """Return what a run was started with as a further run is: in the same worktree, or, while the
-    run lives, in another."""
-    entry = agents.get(kept.agent or "")
-    own = kept.worktree is not None or (entry is not None and entry.agent.worktree)
-    if run.worktree is None or not own:
-        return kept
-    return replace(kept, worktree=Worktree(of=run.id if run.status.terminal else None))
+def _of(parts: Parts) -> Worktree | None:
+    worktree: Worktree | None = parts.of(WORKTREE)
+    return worktree
 
 
-def branch(live: Live) -> str | None:
-    """Return the branch of a run's worktree."""
-    worktree = live.parts.worktree
-    return None if worktree is None else branch_of(worktree.branch, live.run.name, live.run.id)
+def _branch(live: Live, worktree: Worktree) -> str:
+    return branch_of(worktree.branch, live.run.name, live.run.id)
 
 
-def first_step(live: Live, socket: str, *, sealed: bool) -> list[bytes] | None:
-    """Return `LaunchSpec.first_step` of a run; `None` if it needs no worktree."""
-    worktree, isolation = live.parts.worktree, live.parts.isolation
-    if worktree is None or worktree.shared:
-        return None
+def _first_step(live: Live, worktree: Worktree, socket: str) -> list[bytes]:
+    """Return `LaunchSpec.first_step` of a run."""
+    isolation = live.parts.sandbox
     record = Record(
         path=os.fsdecode(worktree.path), repository=os.fsdecode(worktree.repository),
-        branch=branch(live) or "", start=worktree.start, run=live.run.id, socket=socket,
+        branch=_branch(live, worktree), start=worktree.start, run=live.run.id, socket=socket,
         isolated=isolation is not None,
         alternates=list(map(os.fsdecode, worktree.alternates)),
         sandbox=[] if isolation is None else _reader(isolation, worktree),
     )  # fmt: skip
     return step_words(
-        record, origin=worktree.origin, cwd=live.command.cwd, sealed=sealed, found=worktree.found
-    )
+        record, origin=worktree.origin, cwd=live.command.cwd, sealed=isolation is not None,
+        found=worktree.found,
+    )  # fmt: skip
 
 
 def _reader(isolation: Isolation, worktree: Worktree) -> list[str]:
@@ -276,36 +329,3 @@ def _reader(isolation: Isolation, worktree: Worktree) -> list[str]:
         *(b"read=" + path for path in worktree.alternates),
     ]
     return list(map(os.fsdecode, words))
-
-
-def environment(live: Live, env: list[bytes]) -> list[bytes]:
-    """Return the environment of a run in a worktree: without what would lead git elsewhere, and
-    with its directory."""
-    if live.parts.worktree is None:
-        return env
-    return [
-        b"PWD=" + live.command.cwd if item.startswith(b"PWD=") else item
-        for item in env
-        if not item.startswith(_LOCAL)
-    ]
-
-
-# ---- Further steps of `start.prepare`
-
-
-def share_worktree(p: Prepared, around: Surroundings) -> None:
-    """Have a run work in the worktree of the run above it, if it starts there and asks for none."""
-    caller = around.caller
-    inherited = caller.parts.worktree if caller is not None else None
-    if caller is None or inherited is None or p.parts.worktree is not None:
-        return
-    if f"{os.fsdecode(p.command.cwd)}/".startswith(f"{os.fsdecode(inherited.path)}/"):
-        p.parts.worktree = replace(inherited, branch=branch(caller), shared=True)
-
-
-def check_worktree(p: Prepared, around: Surroundings) -> None:
-    """Refuse the worktree of an earlier run that another request has taken while something was
-    waited for."""
-    worktree = p.parts.worktree
-    if worktree is not None and worktree.of is not None and not worktree.shared:
-        check_free(worktree.path, worktree.of, around.live)

@@ -12,7 +12,7 @@ from tests.processes.rig import PATIENCE
 
 SERVE = """
 import socket, sys
-from sfad.processes.isolation.forwarder import _Forwarder
+from sfad.features.isolation.forwarder import _Forwarder
 listener, port, ended = map(int, sys.argv[1:])
 _Forwarder(socket.socket(fileno=listener), ("127.0.0.1", port), ended).serve()
 """

@@ -13,7 +13,7 @@ import signal
 import socket
 from contextlib import suppress
 
-from ..kernel import SHORTAGES
+from ...processes.kernel import SHORTAGES
 from .kernel import join_namespace
 
 _NS_GET_USERNS = 0xB701

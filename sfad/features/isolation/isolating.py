@@ -6,12 +6,10 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from ...config import Loaded
 from ...core.state.naming import program_name
 from ...core.state.policy import Invalid
+from ...daemon.loop.seam import Heart, Launch
 from ...gateway.egress_rules import is_model_api
-from ...processes.isolation.programs import VARIABLES
-from ...processes.isolation.sandbox import Sandbox, impossible
 from ...protocol.egress import Destination, destination
 from ...protocol.errors import unavailable
 from ...protocol.known import KNOWN_PROGRAMS
@@ -19,8 +17,9 @@ from ...protocol.types import Isolation
 from ...runs.live import Live
 from ...start.prepared import Prepared
 from ...start.surroundings import Surroundings
-from .gateways import Gateways
-from .worktrees import isolated
+from .feature import ISOLATION, IsolationConfig
+from .programs import VARIABLES
+from .sandbox import Sandbox, impossible
 
 Least = Literal["off", "on", "net"]
 _PLACES = (
@@ -72,27 +71,32 @@ def _of_home(paths: Sequence[str], home: bytes) -> Iterator[bytes]:
         yield home + path[1:] if path.startswith(b"~/") else path
 
 
-class Isolating:
-    def __init__(self, loaded: Loaded, gateways: Gateways, *, sock: str, state_dir: str) -> None:
-        self._gateways = gateways
-        self._socket = sock
-        self._state_dir = state_dir
-        self.reconfigure(loaded)
+def _of(caller: Live | None) -> Isolation | None:
+    """Return how the run is isolated that asks for another one."""
+    isolation: Isolation | None = caller.parts.of(ISOLATION) if caller is not None else None
+    return isolation
 
-    def reconfigure(self, loaded: Loaded) -> None:
-        self._config = loaded.config.isolation
-        keys = (upstream.key_file for upstream in loaded.config.gateway.upstreams.values())
+
+class Isolating:
+    def __init__(self, heart: Heart) -> None:
+        self._heart = heart
+        self._gateways = heart.gateways
+        self.reconfigure()
+
+    def reconfigure(self) -> None:
+        self._config = self._heart.section("isolation", IsolationConfig)
+        keys = (each.key_file for each in self._heart.config().gateway.upstreams.values())
         # the config names programs that the daemon executes
         self._hidden = [
-            self._state_dir,
-            *map(str, loaded.files),
+            self._heart.resources.state_dir,
+            *map(str, self._heart.config_files()),
             *(path for path in keys if path is not None),
         ]
 
     def isolate(self, p: Prepared, around: Surroundings) -> None:
         """A step of `start.prepare`: decide what the run's sandbox has."""
         try:
-            p.parts.isolation = self._decided(p, around)
+            p.parts.decide(ISOLATION, self._decided(p, around))
         except IsolationImpossible as error:
             raise unavailable(str(error)) from None
 
@@ -101,7 +105,7 @@ class Isolating:
         `Invalid`, `IsolationImpossible`."""
         caller, asked = around.caller, around.order.isolation
         least: Least = self._config.default
-        inherited = caller.parts.isolation if caller is not None else None
+        inherited = _of(caller)
         if asked is None and inherited is None and least == "off":
             return None
         if (why := impossible(around.peer.uid)) is not None:
@@ -132,7 +136,7 @@ class Isolating:
         """Return what a run reaches beside its model: at most what the run that asks does. Raise
         `Invalid`."""
         asked = isolation.egress if isolation is not None else []
-        inherited = caller.parts.isolation if caller is not None else None
+        inherited = _of(caller)
         if asked and network:
             raise Invalid(
                 "--egress is a way out of --isolate=net, "
@@ -162,7 +166,7 @@ class Isolating:
         home = next((item[5:] for item in command.env if item.startswith(b"HOME=/")), b"")
         program = program_name([os.fsdecode(word) for word in command.argv])
         word = command.argv[0] if command.argv else b""
-        isolation = Isolation(
+        return Isolation(
             network=network,
             writable=[*asked.writable, *_of_home(self._config.writable, home)],
             readable=[*asked.readable, *_of_home(self._config.readable, home)],
@@ -173,15 +177,26 @@ class Isolating:
             agent=program if program in KNOWN_PROGRAMS else "",
             variables=[item for item in command.env if item.startswith(_PLACES)],
         )
-        return isolated(isolation, p.parts.worktree)
 
-    def environment(self, live: Live, env: list[bytes]) -> list[bytes]:
-        """Return the environment of a run. If it reaches hosts through the gateway, that is its
+    def launch(self, live: Live, given: Launch) -> Launch:
+        """Return what a run is launched with: a sandbox. Raises `OSError`."""
+        isolation: Isolation = live.parts.of(ISOLATION)
+        gated = bool(live.parts.gateway)
+        sandbox = self.sandbox_of(
+            isolation,
+            gateway=self._gateways.of(live.uid).port if gated and not isolation.network else None,
+            terminal=given.terminal,
+            stand_ins=given.stand_ins,
+        )
+        if not gated or not isolation.egress:
+            return given._replace(sandbox=sandbox)
+        return given._replace(
+            env=self._environment(live, given.env, isolation.egress), sandbox=sandbox
+        )
+
+    def _environment(self, live: Live, env: list[bytes], egress: Sequence[str]) -> list[bytes]:
+        """Return the environment of a run that reaches hosts through the gateway: that is its
         proxy. A person's is left out, because the run cannot reach it. Raises `OSError`."""
-        parts = live.parts
-        egress = parts.isolation.egress if parts.isolation is not None and parts.gateway else []
-        if not egress:
-            return env
         token = self._gateways.token(live.run.id)
         user = f"{token}:run@" if token is not None else ""
         proxy = f"http://{user}127.0.0.1:{self._gateways.of(live.uid).port}"
@@ -199,22 +214,6 @@ class Isolating:
         kept = [item for item in env if item.partition(b"=")[0].lower() not in _REPLACED]
         return kept + [f"{name}={value}".encode() for name, value in told.items()]
 
-    def sandbox(
-        self, live: Live, *, terminal: bool, stand_ins: Sequence[bytes]
-    ) -> list[bytes] | None:
-        """Return `LaunchSpec.sandbox` of a run; `None` if it is not isolated. Raises `OSError`."""
-        parts = live.parts
-        if parts.isolation is None:
-            return None
-        gateway = (
-            self._gateways.of(live.uid).port
-            if parts.gateway and not parts.isolation.network
-            else None
-        )
-        return self.sandbox_of(
-            parts.isolation, gateway=gateway, terminal=terminal, stand_ins=stand_ins
-        )
-
     def sandbox_of(
         self,
         isolation: Isolation,
@@ -225,7 +224,7 @@ class Isolating:
     ) -> list[bytes]:
         """Return `LaunchSpec.sandbox` of a command with this isolation. Raises `OSError`."""
         return Sandbox(
-            socket=self._socket,
+            socket=self._heart.resources.socket,
             hidden=self._hidden,
             directory=isolation.directory,
             writable=isolation.writable,

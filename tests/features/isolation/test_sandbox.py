@@ -13,11 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfad.host import probe
-from sfad.processes.isolation.kernel import compiled
-from sfad.processes.isolation.programs import places
-from sfad.processes.isolation.sandbox import impossible, tried
-from sfad.processes.isolation.visible import (
+from sfad.features.isolation.kernel import compiled
+from sfad.features.isolation.programs import places
+from sfad.features.isolation.sandbox import impossible, tried
+from sfad.features.isolation.visible import (
     SETTINGS,
     ForbiddenError,
     can_be_empty,
@@ -25,6 +24,7 @@ from sfad.processes.isolation.visible import (
     within_any,
     writable,
 )
+from sfad.host import probe
 
 ALLOWED = 0x7FFF0000
 MACHINES = {

@@ -2,7 +2,7 @@
 it (docs/going-on.md).
 
 The user of a run executes all of this: as a helper of the daemon and as the first step of the run
-(`sfad.processes.worktree`), and in `sfactl diff` and `sfactl prune`. Nothing goes through a shell,
+(`steps`), and in `sfactl diff` and `sfactl prune`. Nothing goes through a shell,
 and no path or name can be an option. Beside each worktree is its record (`worktree_record`).
 
 Git gets a directory of its own for each look (`Look`), with copies of HEAD and index, so that
@@ -22,23 +22,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Self
 
-from . import obeyed, private
-from .commands import PATIENCE, SWITCHES, At, GitError, git, own, run
+from ...git import obeyed
+from ...git.commands import PATIENCE, SWITCHES, At, GitError, git, own, run
+from . import private
 from .record import FIELDS, INITIALISING, Ignoring, Record, content
-
-
-def branch_of(branch: str | None, name: str, run: str) -> str:
-    """Return the branch of a run's worktree: the one that was asked for, else `sfad/NAME-ID`."""
-    return branch or f"sfad/{slug(name)}-{run}"
-
-
-def slug(name: str) -> str:
-    """Return a name as it can be in a branch and a path: git-check-ref-format(1) forbids `..`, and
-    a `.` at the beginning."""
-    return (
-        re.sub(r"\.{2,}", ".", re.sub(r"[^\w.-]+", "-", name, flags=re.ASCII)).strip("-.")[:64]
-        or "run"
-    )
 
 
 def directory(env: Mapping[str, str]) -> str:

@@ -31,14 +31,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..host.probe import bubblewrap
-from .commands import PATIENCE, At, GitError, TooLong, complaint, git, own, raw, run
+from ...git.commands import PATIENCE, At, GitError, TooLong, complaint, git, own, raw, run
+from ...host.probe import bubblewrap
 from .record import Record, content
 
-_PACKAGES = str(Path(__file__).parents[2])
+_PACKAGES = str(Path(__file__).parents[3])
 _START = (
     "import sys; sys.path.append(sys.argv[1]); "
-    "from sfad.processes.isolation.outside import main; main(sys.argv[2:])"
+    "from sfad.features.isolation.outside import main; main(sys.argv[2:])"
 )
 _SEAL = "."
 """`processes.credentials.SEAL`, which a module that `sfactl` imports cannot."""
@@ -52,26 +52,12 @@ it waits once for each."""
 _ID = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 
 
-# ---- Where it is, and what a sandbox shows
+# ---- Where it is
 
 
 def directory(path: str) -> str:
     """Return what belongs to the worktree at a path."""
     return f"{path}.git"
-
-
-def shown(repository: str, path: str, branches: str) -> Iterator[tuple[str, str, bool]]:
-    """Yield what a sandbox shows for git: where, which directory, and whether a run may write
-    there. `branches`: the directory of the run's branch."""
-    private, name = directory(path), os.path.basename(path)
-    yield f"{repository}/objects", f"{private}/objects", True
-    yield f"{repository}/objects/info", f"{private}/objects/info", False
-    yield f"{private}/shared", f"{repository}/objects", False
-    # a whole copy, because a mount is gone when git packs refs and removes the directory below it
-    yield f"{repository}/refs", f"{private}/refs", False
-    yield f"{repository}/refs/heads/{branches}", f"{private}/refs/heads/{branches}", True
-    yield f"{repository}/logs", f"{private}/logs", True
-    yield f"{repository}/worktrees/{name}", f"{private}/admin", True
 
 
 def check(repository: str) -> None:

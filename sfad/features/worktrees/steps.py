@@ -13,10 +13,18 @@ import os
 import signal
 from collections.abc import Sequence
 
-from ..git import private, worktrees
-from ..git.commands import GitError
-from ..git.record import Record
-from .helper import ANSWER, NOT_EXECUTABLE, become, environment, fail, python_words, understood
+from ...git.commands import GitError
+from ...processes.helper import (
+    ANSWER,
+    NOT_EXECUTABLE,
+    become,
+    environment,
+    fail,
+    python_words,
+    understood,
+)
+from . import private, worktrees
+from .record import Record
 
 # ---- Before the run is admitted
 
@@ -25,7 +33,7 @@ def look_words(branch: str | None, again: bytes) -> list[bytes]:
     """Return the command that looks at the repository around its working directory. It prints JSON
     after `ANSWER`: `error`, or what `worktrees.look` returns."""
     return [
-        *python_words("worktree", "look"),
+        *python_words(__name__, "look"),
         b"=" if branch is None else os.fsencode(f"={branch}"),
         b"1" if branch is None else b"",
         again,
@@ -53,7 +61,7 @@ def look(words: Sequence[str]) -> None:
 def step_words(
     wanted: Record, *, origin: bytes, cwd: bytes, sealed: bool, found: bool
 ) -> list[bytes]:
-    """Return the command that `first_step` completes."""
+    """Return the command that `helper.completed` completes."""
     given = {
         "path": wanted.path, "repository": wanted.repository, "branch": wanted.branch,
         "start": wanted.start, "run": wanted.run, "socket": wanted.socket,
@@ -62,7 +70,7 @@ def step_words(
         "alternates": json.dumps(wanted.alternates), "sandbox": json.dumps(wanted.sandbox),
     }  # fmt: skip
     return [
-        *python_words("worktree", "enter"),
+        *python_words(__name__, "enter"),
         *(os.fsencode(f"{name}={value}") for name, value in given.items()),
     ]
 

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from ...host.probe import FIX, bubblewrap, namespaces_forbidden
+from ...processes.helper import completed
 from ...protocol.known import KNOWN_PROGRAMS
 from .kernel import compiled
 
@@ -18,11 +19,11 @@ _PATIENCE = 10.0
 _PACKAGES = str(Path(__file__).parents[3])
 _START = (
     "import sys; sys.path.append(sys.argv[1]); "
-    "from sfad.processes.isolation.outside import main; main(sys.argv[2:])"
+    "from sfad.features.isolation.outside import main; main(sys.argv[2:])"
 )
 _LEAVE = (
     "import sys; sys.path.append(sys.argv[1]); "
-    "from sfad.processes.isolation.kernel import leave_abstract_sockets; "
+    "from sfad.features.isolation.kernel import leave_abstract_sockets; "
     "sys.exit(not leave_abstract_sockets())"
 )
 
@@ -53,13 +54,12 @@ class Sandbox:
     terminal: bool = False
     stand_ins: Sequence[bytes] = ()
     repository: bytes = b""
-    """The repository, if `directory` is a worktree of it: what git writes is the run's own
-    (`sfad.git.private`)."""
+    """The repository, if `directory` is a worktree of it: what git writes is the run's own."""
     branches: bytes = b""
     """The directory of its branch below refs/heads."""
 
     def words(self) -> list[bytes]:
-        """Return the command that `in_sandbox` completes."""
+        """Return the command that `helper.completed` completes."""
         kept = [_PACKAGES, *map(os.path.realpath, (_PACKAGES, sys.prefix, sys.base_prefix))]
         given = [
             *(("keep", os.fsencode(path)) for path in dict.fromkeys(kept)),
@@ -123,14 +123,6 @@ def _code() -> list[str]:
     return sorted({os.path.realpath(path) for path in (*interpreters, *modules)})
 
 
-def in_sandbox(
-    sandbox: Sequence[bytes], files: Sequence[bytes], argv: Sequence[bytes]
-) -> list[bytes]:
-    """Return the command that starts another in a sandbox. It executes the first of `files` that
-    can be executed."""
-    return [*sandbox, *(b"file=" + file for file in files), b"--", *argv]
-
-
 def impossible(uid: int) -> str | None:
     """Return why a user's runs cannot be isolated here, and what to do; `None` if nothing is known
     against it. It is known for certain by `tried` only."""
@@ -155,7 +147,7 @@ def tried(*, network: bool) -> str | None:
                 socket="", hidden=(), directory=os.fsencode(directory), writable=(), readable=(),
                 home=home, program=b"true", agent="", variables=[b"PATH=" + path], network=network,
             )  # fmt: skip
-            words = in_sandbox(sandbox.words(), [b"/bin/true", b"/usr/bin/true"], [b"true"])
+            words = completed(sandbox.words(), [b"/bin/true", b"/usr/bin/true"], [b"true"])
             done = subprocess.run(
                 words,
                 cwd=directory,

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import NoReturn
 
-from ..credentials import own, unsealed
+from ...processes.credentials import own, unsealed
 from . import kernel
 from .view import SandboxSettings, SandboxView
 from .visible import TEMPORARY, ForbiddenError

@@ -1,6 +1,10 @@
 """Isolated runs: a command that bubblewrap starts in namespaces of its own (docs/isolation.md).
 
-`sandbox`       what the daemon knows of an isolated run, and the command that starts it
+`feature`       the declaration
+`part`          what of this a daemon does
+`isolating`     whether a run is isolated, and what its sandbox is given
+`doctor`        whether this machine can make sandboxes
+`sandbox`       the command that starts another in a sandbox
 `outside`       the program that becomes bubblewrap: it decides what the command can see and write
 `view`          what the command sees, as bubblewrap's words
 `visible`       which paths are always shown, hidden or writable
@@ -8,6 +12,6 @@
 `kernel`        system calls that Python does not have, and the seccomp filter
 `forwarder`     the way from a network of its own to the gateway
 
-All but `sandbox` are executed by a bare interpreter, once for each start, and import only the
-standard library.
+The last six are executed by a bare interpreter, once for each start, and import only the standard
+library.
 """

@@ -21,8 +21,9 @@ from dataclasses import dataclass, field, replace
 from shlex import quote
 from typing import Literal
 
-from . import obeyed, private
-from .commands import SWITCHES, At, GitError, complaint, execute, git, own, raw, run
+from ...git import obeyed
+from ...git.commands import SWITCHES, At, GitError, complaint, execute, git, own, raw, run
+from . import private
 from .record import Record
 from .worktrees import (
     Look,
