@@ -231,6 +231,10 @@ def test_the_rows_of_a_node_that_is_cut_off_stay_with_the_time_when_they_were_he
         assert (row.id, row.status) == (f"n2/{run.id}", Status.RUNNING)
         assert row.fleet is not None
         assert row.fleet.unreachable_since is not None
+        listed = json.loads(nodes["n1"].sfactl("list", "--fleet", "--name", "cut", "--json").stdout)
+        (told,) = listed["runs"]
+        assert (told["id"], listed["unanswered"]) == (row.id, ["n2"])
+        assert "unreachable_since" in told["fleet"]
         nodes.join("n2")
         back = news()
         assert back.unanswered == {}

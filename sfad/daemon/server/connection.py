@@ -296,12 +296,18 @@ class Connection:
         self.greeted = True
         self.send(reply)
 
-    def send(self, reply: Reply | RunRow | RunRows, descriptors: Sequence[int] = ()) -> None:
+    def send(
+        self,
+        reply: Reply | RunRow | RunRows,
+        descriptors: Sequence[int] = (),
+        *,
+        named: bool = False,
+    ) -> None:
         """Send what the socket takes now, and keep the rest. `descriptors` are closed once the
-        kernel has duplicated them."""
-        self.send_as_is(reply if self.of_fleet is None else self.of_fleet.named(reply), descriptors)
-
-    def send_as_is(self, reply: Reply | RunRow | RunRows, descriptors: Sequence[int] = ()) -> None:
+        kernel has duplicated them. `named`: the runs have their names in the fleet, if this client
+        is to be told these."""
+        if self.of_fleet is not None and not named:
+            reply = self.of_fleet.named(reply)
         kept = list(descriptors)
         data = framed(reply)
         if self.closed:

@@ -80,9 +80,10 @@ class Dispatcher:
             self._check(asker, request)
             if verb is None:
                 raise bad_request("'hello' is sent only once")
-            answer = partial(_answer, verb, asker)
-            fleet = connection.of_fleet
-            answering = answer(request) if fleet is None else fleet.answer(asker, request, answer)
+            if (fleet := connection.of_fleet) is None:
+                answering = _answer(verb, asker, request)
+            else:
+                answering = fleet.answer(asker, request, partial(_answer, verb, asker))
             if answering is not None:
                 self._services.runtime.background.begin(self._rest(asker, request, answering))
         except Exception as error:  # noqa: BLE001 - a bug in one request must not leave every tree without a supervisor

@@ -3,13 +3,18 @@ each question. A node that hangs delays nobody for long: it has `ANSWER` seconds
 from then on until it answers."""
 
 import math
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from datetime import datetime
 from typing import TypeVar
 
 import trio
+from msgspec.structs import replace
 
+from ...core.state.access import EVERYTHING
 from ...protocol import messages as m
 from ...protocol.errors import RequestError
+from ...protocol.types import FleetPlace, RunInfo
+from ...storage.ledger.queries import Page
 from ..loop.fleet import Fleet
 
 T = TypeVar("T")
@@ -23,6 +28,8 @@ SILENT = "does not answer"
 """Why, of such a node."""
 LOOK = 10.0
 """Seconds between two looks whether nodes have joined."""
+HEARD = 20_000
+"""Runs of other nodes that are kept at most."""
 PAUSE, PAUSE_MAX = 0.5, 10.0
 """Seconds until a node whose connection was lost is asked again: doubled each time."""
 
@@ -35,6 +42,8 @@ class Nodes:
         """Those that are known, also while they do not answer."""
         self._looked = -math.inf
         self._silent: set[str] = set()
+        self._heard: dict[str, tuple[datetime, list[RunInfo]]] = {}
+        """The live runs of each node as it has told of all of them, and when."""
 
     async def look(self) -> None:
         """Learn of nodes that have joined. Raise `OSError` if none was ever known."""
@@ -91,6 +100,25 @@ class Nodes:
                 if node not in without:
                     nursery.start_soon(one, node)
         return {node: found[node] for node in self.names if node in found}, failed
+
+    def note_heard(self, node: str, runs: Iterable[RunInfo], at: datetime) -> None:
+        """Keep the live runs among all runs that a node has told of, for the time when it does not
+        answer."""
+        live = [run for run in runs if not run.status.terminal]
+        self._heard.pop(node, None)
+        if len(live) + sum(len(kept) for _, kept in self._heard.values()) <= HEARD:
+            self._heard[node] = at, live
+
+    def heard(self, node: str, wanted: m.List) -> list[RunInfo]:
+        """Return the live runs that a request asks for as this node told of them last, with that
+        time."""
+        at, runs = self._heard.get(node, (None, ()))
+        page = Page(wanted, EVERYTHING)
+        return [
+            replace(run, fleet=replace(run.fleet or FleetPlace(), unreachable_since=at))
+            for run in runs
+            if page.admits(run, None, ())
+        ]
 
     @property
     def patience(self) -> float:

@@ -55,12 +55,12 @@ class Watching:
                 return
             connection = self._asker.connection
             self._asker.end()
-            connection.send_as_is(self._everything())
+            connection.send(self._everything(), named=True)
             while True:
                 await self._changed.wait()
                 if not connection.unsent:
                     self._changed = trio.Event()
-                    connection.send_as_is(self._news())
+                    connection.send(self._news(), named=True)
                 await trio.sleep(PUSHES)
 
     def _news(self) -> m.Reply:
@@ -113,7 +113,11 @@ class Watching:
         self._note_change()
 
     def _lose(self, node: str, why: str) -> None:
-        self._all_again |= node not in self._away
+        if node not in self._away:
+            self._all_again = True
+            whole = m.WatchRuns(id=self._request.id, rows=self._request.rows)
+            if node in self._known and self._request == whole:
+                self._nodes.note_heard(node, self._known[node].values(), self._heard_at[node])
         self._away[node] = why
         self._note_change()
 
@@ -167,7 +171,7 @@ async def tell_events(nodes: Nodes, names: Names, asker: Asker, request: m.Event
     if not asker.still_wanted():
         return
     asker.end()
-    asker.connection.send_as_is(found)
+    asker.connection.send(found, named=True)
     if request.follow and not found.more:
         await _follow(nodes, names, asker, request, reached)
 
@@ -194,8 +198,9 @@ async def _follow(
     def tell(node: str, events: Iterable[Event]) -> None:
         for event in events:
             reached[node] = event.number
-            asker.connection.send_as_is(
-                m.EventPush(id=asker.id, event=names.event(node, event), cursor=cursor_of(reached))
+            asker.connection.send(
+                m.EventPush(id=asker.id, event=names.event(node, event), cursor=cursor_of(reached)),
+                named=True,
             )
 
     await nodes.follow_all(wanted, take, lambda _node, _why: None)

@@ -9,6 +9,7 @@ import trio
 from msgspec import msgpack
 from msgspec.structs import replace
 
+from ....host.clock import wall_clock
 from ....protocol import messages as m
 from ....protocol.errors import RequestError, bad_request, wrong_state
 from ....protocol.requests.subscriptions import SubscriptionInfo
@@ -106,7 +107,7 @@ class FleetClient:
         if asker.still_wanted():
             reply.id = asker.id
             asker.end()
-            self._connection.send_as_is(reply)
+            self._connection.send(reply, named=True)
 
     def named(self, reply: Any) -> m.Reply:
         """See `OfFleet`."""
@@ -208,7 +209,7 @@ class FleetClient:
                 first = False
                 self._reply(asker, reply)
             else:
-                self._connection.send_as_is(reply)
+                self._connection.send(reply, named=True)
 
         await self._nodes.fleet.follow(node, request, take)
 
@@ -265,9 +266,23 @@ class FleetClient:
 
         over = [node for node, last in left.items() if last == "-"]
         pages, unanswered = await self._nodes.each(page, without=over)
-        found = page_of(pages, left, self._names, first=request.before is None)
+        first = request.before is None
+        found = page_of(pages, left, self._names, first=first)
         found.unanswered = unanswered
+        if first:
+            self._add_unheard(found, request)
+            if replace(request, rows=0, live=False, limits=True) == m.List(id=request.id, rows=0):
+                for node, each in pages.items():
+                    self._nodes.note_heard(node, each.runs, wall_clock())
         self._reply(asker, found)
+
+    def _add_unheard(self, found: m.RunList, request: m.List) -> None:
+        """Add the live runs of nodes that have not answered, as they were."""
+        shown = {run.id for run in found.runs}
+        for node in found.unanswered:
+            runs = self._names.runs(node, self._nodes.heard(node, request))
+            found.runs += [run for run in runs if run.id not in shown]
+        found.runs.sort(key=lambda run: run.created_at)
 
     async def _tree(self, asker: Asker, request: m.List) -> None:
         """Tell the runs below one, all on one page: their tree is known only when all are."""
