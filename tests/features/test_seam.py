@@ -43,7 +43,7 @@ class Copy:
         (self.tree / LIST).write_text(text.replace("\n)\n", f'\n    "{feature}",\n)\n', 1))
 
     def delete(self, feature: str) -> None:
-        """Delete a feature: its folder, its tests, its lines, and its verb or verbs."""
+        """Delete a feature: its folder, its tests, its lines, and its verbs with what these use."""
         shutil.rmtree(self.tree / "sfad/features" / feature)
         shutil.rmtree(self.tree / "tests/features" / feature, ignore_errors=True)
         shutil.rmtree(self.tree / "sfactl/commands" / feature, ignore_errors=True)
@@ -51,8 +51,9 @@ class Copy:
         kept = [line for line in lines if not line.startswith(f'    "{feature}",')]
         assert len(lines) - len(kept) == 1
         (self.tree / LIST).write_text("".join(kept))
-        for module in (self.tree / "sfactl/commands").rglob("*.py"):
-            if f"sfad.features.{feature}." in module.read_text() or module.stem == feature:
+        for module in (self.tree / "sfactl").rglob("*.py"):
+            verb = module == self.tree / f"sfactl/commands/{feature}.py"
+            if f"from sfad.features.{feature}" in module.read_text() or verb:
                 module.unlink()
 
     def pytest(self, *words: str) -> None:
@@ -102,8 +103,6 @@ def test_a_daemon_without_a_feature(copy: Copy, feature: str) -> None:
 def test_a_client_without_worktrees(copy: Copy) -> None:
     """Its verbs are gone; others that look at what a run has left find nothing to look at."""
     copy.delete("worktrees")
-    (copy.tree / "sfactl/landing.py").unlink()
-    (copy.tree / "sfactl/pruning.py").unlink()
     modules = "sfactl.commands.prune, sfactl.shipping, sfactl.top.app, sfactl.waiting"
     left = "list(sfactl.waiting.of_unlanded(None, None)), sfactl.shipping._led('/')"
     for words in (

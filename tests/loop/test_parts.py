@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Awaitable
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import trio
+import trio.lowlevel
 
 from sfad.core.state.access import Peer
 from sfad.daemon.loop.seam import Heart, Part, Parts
@@ -17,6 +19,7 @@ from sfad.protocol.messages import Spawn
 from sfad.protocol.requests.starting import OF_FEATURES
 from sfad.protocol.types import Isolation, Worktree
 from sfad.runs import decided
+from sfad.start.prepare import prepare
 from sfad.start.prepared import Prepared
 from sfad.start.surroundings import Surroundings
 
@@ -55,10 +58,9 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     return made
 
 
-def check(parts: Parts, **order: Any) -> None:
-    request = Spawn(id=0, argv=[b"true"], cwd=b"/", env=[], **order)
-    around = Surroundings(
-        order=request,
+def around(**order: Any) -> Surroundings:
+    return Surroundings(
+        order=Spawn(id=0, argv=[b"true"], cwd=b"/", env=[], **order),
         peer=Peer(0, "root"),
         user=None,
         client=1,
@@ -66,10 +68,14 @@ def check(parts: Parts, **order: Any) -> None:
         agents={},
         find=lambda _: None,
     )
-    p = Prepared.of(request)
+
+
+def check(parts: Parts, **order: Any) -> None:
+    asked = around(**order)
+    p = Prepared.of(asked.order)
     p.parts = Ended(on_end=order.get("on_end"))
-    parts.load(p, around)
-    parts.check(p, around)
+    parts.load(p, asked)
+    parts.check(p, asked)
 
 
 def test_what_only_an_absent_feature_could_do_is_refused() -> None:
@@ -106,3 +112,27 @@ def test_a_part_that_is_loaded_while_the_daemon_rests_waits_until_it_goes_on(tol
     assert told == ["loaded", "check"]
     parts.go_on()
     assert told[2:] == ["go on"]
+
+
+def test_where_nothing_makes_a_sandbox_no_command_is_executed_for_an_isolated_run() -> None:
+    with pytest.raises(OSError, match="no feature that makes a sandbox"):
+        Parts({}, NONE).sandbox_of(Isolation())
+
+
+@pytest.mark.parametrize(("waits", "times"), [(False, 1), (True, 2)])
+async def test_what_was_waited_for_may_have_changed_what_is_checked(
+    waits: bool, times: int
+) -> None:
+    checked: list[Prepared] = []
+
+    async def wait() -> None:
+        await trio.lowlevel.checkpoint()
+
+    def last(_p: Prepared, _around: Surroundings) -> Awaitable[None] | None:
+        return wait() if waits else None
+
+    def check(p: Prepared, _around: Surroundings) -> None:
+        checked.append(p)
+
+    p = await prepare(around(), (), (check,), last)
+    assert checked == [p] * times
