@@ -27,10 +27,9 @@ class Copy:
 
     def __init__(self, directory: Path) -> None:
         self.tree = directory / "tree"
+        # what is compiled is copied too, except what another process is about to write
         for name in ("sfad", "sfactl", "tests"):
-            shutil.copytree(
-                ROOT / name, self.tree / name, ignore=shutil.ignore_patterns("__pycache__")
-            )
+            shutil.copytree(ROOT / name, self.tree / name, ignore=shutil.ignore_patterns("*.pyc.*"))
         for name in ("pyproject.toml", "CONTRIBUTING.md", "README.md", "docs", "systemd"):
             (self.tree / name).symlink_to(ROOT / name)
         venv.create(directory / "venv", with_pip=False, symlinks=True)
@@ -58,7 +57,7 @@ class Copy:
     def pytest(self, *words: str) -> None:
         env = {name: value for name, value in os.environ.items() if "PYTEST" not in name}
         done = subprocess.run(
-            [self.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words],
+            [self.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tier", "fast", *words],
             cwd=self.tree,
             env=env,
             capture_output=True,
