@@ -135,7 +135,8 @@ class Daemon:
         self._nobody = nobody
         self._wrap = tuple(wrap)
         self._program = tuple(program)
-        self._forked = not executed and nobody is None and not wrap and self._program == PROGRAM
+        known = self._program in (PROGRAM, IMPATIENT)
+        self._forked = known and not executed and nobody is None and not wrap
         self.socket = directory / "s"
         self.state_dir = directory / "state"
         self.config = directory / "sfad.toml"
@@ -160,7 +161,9 @@ class Daemon:
         read, write = os.pipe()
         with self.log.open("ab") as log:
             if self._forked and command is None and template().fits(env):
-                process: subprocess.Popen[bytes] | Child = fork_daemon(env, log.fileno(), write)
+                process: subprocess.Popen[bytes] | Child = fork_daemon(
+                    env, log.fileno(), write, patience=self._program[1]
+                )
             else:
                 process = self._execute(
                     command or [*self._wrap, self.python, *self._program], env, log, write

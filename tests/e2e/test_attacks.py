@@ -348,12 +348,7 @@ def test_cgroups_nested_deeper_than_the_recursion_limit(tmp_path: Path) -> None:
             assert alive(other.pid)
             attacked.said(attacked.agent(client, "nest", 10, "n"))
         attacked.daemon.kill()
-        swept = subprocess.run(
-            [sys.executable, "-m", "sfad", "sweep"],
-            capture_output=True,
-            text=True,
-            env=attacked.daemon.env,
-        )
+        swept = attacked.daemon.sfad("sweep")
         assert swept.returncode == 0, swept.stderr
         assert attacked.daemon.leftovers() == []
         attacked.daemon.restart()
