@@ -299,10 +299,14 @@ def _become_client() -> None:
 
 
 def _become_daemon() -> None:
-    import sfad.cli  # and with it typer, which takes a quarter of a start
-    import sfad.daemon.serving  # noqa: F401 - what each daemon imports
+    import typer.main
+
+    import sfad.cli
+    import sfad.daemon.serving
     from sfad.__main__ import main
 
+    # typer would build it again in each child
+    sfad.cli.app = typer.main.get_command(sfad.cli.app)  # type: ignore[assignment]
     _serve()
     _to_its_end(main)
 
