@@ -48,13 +48,15 @@ def wait_until(
     condition: Callable[[], Any], what: str, *, seconds: float = PATIENCE, pause: float = 0.01
 ) -> Any:
     """Poll until the condition holds; return its value. Only for conditions that no event reports.
-    What takes long is asked about less often, because to ask takes processor time of this process
-    and of a daemon."""
-    began = time.monotonic()
+    What takes long, or is long in being asked, is asked about less often, because to ask takes
+    processor time of this process and of a daemon."""
+    began = asked = time.monotonic()
     while not (value := condition()):
-        waited = time.monotonic() - began
+        answered = time.monotonic()
+        waited = answered - began
         assert waited < seconds, f"not within {seconds:g} s: {what}"
-        time.sleep(max(pause, min(waited / 20, 0.1)))
+        time.sleep(max(pause, min(waited / 20, 0.1), min(answered - asked, 0.5)))
+        asked = time.monotonic()
     return value
 
 
