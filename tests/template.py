@@ -299,6 +299,9 @@ def _become_client() -> None:
 
 
 def _become_daemon() -> None:
+    # what a daemon imports once it has to know a price, which takes as long as all the rest
+    import genai_prices.data
+    import genai_prices.data_snapshot  # noqa: F401
     import typer.main
 
     import sfad.cli
