@@ -57,7 +57,7 @@ class Copy:
     def pytest(self, *words: str) -> None:
         env = {name: value for name, value in os.environ.items() if "PYTEST" not in name}
         done = subprocess.run(
-            [self.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tier", "fast", *words],
+            [self.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words],
             cwd=self.tree,
             env=env,
             capture_output=True,
@@ -95,7 +95,7 @@ def test_the_exercise(copy: Copy) -> None:
 @pytest.mark.parametrize("feature", NAMES)
 def test_a_daemon_without_a_feature(copy: Copy, feature: str) -> None:
     copy.delete(feature)
-    copy.pytest("tests/e2e/test_access.py")
+    copy.pytest("--tier", "fast", "tests/e2e/test_access.py")
 
 
 def test_a_client_without_worktrees(copy: Copy) -> None:
