@@ -88,6 +88,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Start with the longest files: a worker that gets one of them last keeps the others
     waiting."""
     items.sort(key=lambda item: _turn(item.path))
+    # a name is kept, sent and put into the environment many times, and a parameter may be an image
+    if long := [item.nodeid[:100] for item in items if len(item.nodeid) > _LONGEST_NAME]:
+        raise pytest.UsageError(f"these parameters need `ids` that are shorter: {long}")
+
+
+_LONGEST_NAME = 1000
 
 
 @cache
