@@ -77,7 +77,7 @@ def _import_in_turn(config: pytest.Config) -> None:
 
 _LONGEST = (
     "fleet/test_faults", "fleet", "systemd", "e2e/test_plans", "e2e/test_attacks", "crash",
-    "e2e/test_gateway", "core/test_storm", "core/test_allowances", "e2e/test_quiet_runs",
+    "e2e/test_gateway", "features/test_seam", "core/test_allowances", "e2e/test_quiet_runs",
     "e2e/test_users_gateways", "docs", "web", "top", "e2e", "cli", "processes", "usage", "gateway",
 )  # fmt: skip
 """Files and packages that take longest, because their tests start programs and wait for them, the
@@ -87,11 +87,18 @@ longest first."""
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Start with the longest files: a worker that gets one of them last keeps the others
     waiting."""
-    items.sort(key=lambda item: _turn(item.path.relative_to(Path(__file__).parent)))
+    items.sort(key=lambda item: _turn(item.path))
+    # a name is kept, sent and put into the environment many times, and a parameter may be an image
+    if long := [item.nodeid[:100] for item in items if len(item.nodeid) > _LONGEST_NAME]:
+        raise pytest.UsageError(f"these parameters need `ids` that are shorter: {long}")
+
+
+_LONGEST_NAME = 1000
 
 
 @cache
-def _turn(file: Path) -> int:
+def _turn(path: Path) -> int:
+    file = path.relative_to(Path(__file__).parent)
     names = str(file.with_suffix("")), *map(str, file.parents)
     return min((_LONGEST.index(name) for name in names if name in _LONGEST), default=len(_LONGEST))
 

@@ -48,13 +48,15 @@ def wait_until(
     condition: Callable[[], Any], what: str, *, seconds: float = PATIENCE, pause: float = 0.01
 ) -> Any:
     """Poll until the condition holds; return its value. Only for conditions that no event reports.
-    What takes long is asked about less often, because to ask takes processor time of this process
-    and of a daemon."""
-    began = time.monotonic()
+    What takes long, or is long in being asked, is asked about less often, because to ask takes
+    processor time of this process and of a daemon."""
+    began = asked = time.monotonic()
     while not (value := condition()):
-        waited = time.monotonic() - began
+        answered = time.monotonic()
+        waited = answered - began
         assert waited < seconds, f"not within {seconds:g} s: {what}"
-        time.sleep(max(pause, min(waited / 20, 0.1)))
+        time.sleep(max(pause, min(waited / 20, 0.1), min(answered - asked, 0.5)))
+        asked = time.monotonic()
     return value
 
 
@@ -135,7 +137,8 @@ class Daemon:
         self._nobody = nobody
         self._wrap = tuple(wrap)
         self._program = tuple(program)
-        self._forked = not executed and nobody is None and not wrap and self._program == PROGRAM
+        known = self._program in (PROGRAM, IMPATIENT)
+        self._forked = known and not executed and nobody is None and not wrap
         self.socket = directory / "s"
         self.state_dir = directory / "state"
         self.config = directory / "sfad.toml"
@@ -160,7 +163,9 @@ class Daemon:
         read, write = os.pipe()
         with self.log.open("ab") as log:
             if self._forked and command is None and template().fits(env):
-                process: subprocess.Popen[bytes] | Child = fork_daemon(env, log.fileno(), write)
+                process: subprocess.Popen[bytes] | Child = fork_daemon(
+                    env, log.fileno(), write, patience=self._program[1]
+                )
             else:
                 process = self._execute(
                     command or [*self._wrap, self.python, *self._program], env, log, write

@@ -23,6 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
@@ -58,12 +59,15 @@ class Template:
         words: Sequence[str],
         env: Mapping[str, str],
         descriptors: Mapping[int, int],
+        *,
         cwd: str = "",
+        patience: str = "sfad",
     ) -> Child:
         """Fork a process with these arguments. `descriptors`: those of this process, by the number
-        that each gets there."""
+        that each gets there. `patience`: a module to import first, which may change time-outs."""
         numbers, given = list(descriptors), list(descriptors.values())
-        start = {"words": words, "env": dict(env), "cwd": cwd or os.getcwd(), "numbers": numbers}
+        place = {"cwd": cwd or os.getcwd(), "numbers": numbers, "patience": patience}
+        start = place | {"words": words, "env": dict(env)}
         return Child(self, self.ask({"start": start}, given))
 
     def ask(self, request: Mapping[str, Any], descriptors: Sequence[int] = ()) -> Any:
@@ -150,12 +154,13 @@ def close_templates(*, all_: bool = False) -> None:
         _templates.pop(program).close()
 
 
-def fork_daemon(env: Mapping[str, str], log: int, ready: int) -> Child:
+def fork_daemon(env: Mapping[str, str], log: int, ready: int, *, patience: str = "sfad") -> Child:
     """Start a daemon. `log`: its stdout and stderr. `ready`: the descriptor that it tells when it
-    serves."""
+    serves. `patience`: a module with its time-outs."""
     with open(os.devnull) as nothing:
         descriptors = {0: nothing.fileno(), 1: log, 2: log, _READY: ready}
-        return template().start(["serve", "--ready-fd", str(_READY)], env, descriptors)
+        words = ["serve", "--ready-fd", str(_READY)]
+        return template().start(words, env, descriptors, patience=patience)
 
 
 _READY = 3
@@ -190,7 +195,7 @@ def run_forked(
         outputs = [stack.enter_context(open(pipe, "rb")) for pipe in (read_out, read_err)]
         with open(write_out, "wb") as out, open(write_err, "wb") as err:
             child = template(program).start(
-                words, env, {0: stdin.fileno(), 1: out.fileno(), 2: err.fileno()}, cwd
+                words, env, {0: stdin.fileno(), 1: out.fileno(), 2: err.fileno()}, cwd=cwd
             )
         stack.callback(child.wait)
         stack.callback(child.kill)
@@ -278,6 +283,7 @@ def _become(start: Mapping[str, Any], descriptors: Sequence[int]) -> None:
     sys.stdout = open(1, "w", errors=sys.stdout.errors, closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
     sys.argv[1:] = start["words"]
+    import_module(start["patience"])
 
 
 def _become_client() -> None:
@@ -293,10 +299,17 @@ def _become_client() -> None:
 
 
 def _become_daemon() -> None:
-    import sfad.cli  # and with it typer, which takes a quarter of a start
-    import sfad.daemon.serving  # noqa: F401 - what each daemon imports
+    # what a daemon imports once it has to know a price, which takes as long as all the rest
+    import genai_prices.data
+    import genai_prices.data_snapshot  # noqa: F401
+    import typer.main
+
+    import sfad.cli
+    import sfad.daemon.serving
     from sfad.__main__ import main
 
+    # typer would build it again in each child
+    sfad.cli.app = typer.main.get_command(sfad.cli.app)  # type: ignore[assignment]
     _serve()
     _to_its_end(main)
 

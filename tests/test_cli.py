@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from sfad import __version__
 from sfad.cli import app
 from sfad.daemon import serving
+from tests.template import run_forked
 from tests.tiers import first
 
 
@@ -56,8 +57,7 @@ def test_other_options_are_refused_with_a_message(arguments: list[str], says: st
 @first(1)
 @pytest.mark.parametrize("number", ["99", "9" * 30])
 def test_a_ready_fd_that_is_not_open(number: str) -> None:
-    command = [sys.executable, "-m", "sfad", "serve", "--ready-fd", number]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = run_forked("sfad", ["serve", "--ready-fd", number], os.environ, timeout=60)
     assert done.returncode == 2
     assert done.stderr.startswith(f"sfad: --ready-fd {number}: not an open descriptor: ")
 
@@ -68,13 +68,7 @@ def test_a_ready_fd_that_is_not_open(number: str) -> None:
     [["--config", "/nowhere", "check-config"], ["check-config", "--config", "/nowhere"]],
 )
 def test_options_before_the_command_hold_for_it(arguments: list[str]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "sfad", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_forked("sfad", arguments, os.environ, timeout=60)
     assert (done.returncode, done.stderr) == (2, "sfad: /nowhere: no such file\n")
 
 
@@ -83,8 +77,8 @@ def test_version() -> None:
 
 
 def test_a_sweep_of_a_missing_directory_is_an_error(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "sfad", "--state-dir", str(tmp_path / "nowhere"), "sweep"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    words = ["--state-dir", str(tmp_path / "nowhere"), "sweep"]
+    done = run_forked("sfad", words, os.environ, timeout=60)
     assert done.returncode == 69
     assert f"{tmp_path}/nowhere is not a directory" in done.stderr
 
@@ -93,8 +87,7 @@ def test_a_sweep_leaves_a_damaged_spool_for_the_next_daemon_to_find(tmp_path: Pa
     journal = tmp_path / "spool" / "runs"
     journal.parent.mkdir()
     journal.write_bytes(b"damaged" * 100)
-    command = [sys.executable, "-m", "sfad", "sweep", "--state-dir", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = run_forked("sfad", ["sweep", "--state-dir", str(tmp_path)], os.environ, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     assert {file.name: file.read_bytes() for file in journal.parent.iterdir()} == {
         "runs": b"damaged" * 100

@@ -6,8 +6,10 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -248,6 +250,57 @@ def test_the_heart_knows_no_feature() -> None:
                 assert module == "sfad.features.listed" or within(module, mine), (
                     f"{own} imports {module}"
                 )
+
+
+def test_no_import_cycle() -> None:
+    """Imports under `TYPE_CHECKING` count: two modules that name each other's types cannot be read
+    one after the other."""
+    graph = {
+        name_of(path): targets(path) - {name_of(path)}
+        for path in [*modules("sfad"), *modules("sfactl")]
+    }
+    # a package's __init__ is imported with each of its modules, so only what it imports by name is
+    # an arrow of its own
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" → ".join(error.args[1]))
+
+
+def test_no_ring_within_a_package() -> None:
+    """The children of each package, whole packages among them, can be read one after the other
+    too. What features declare is read apart from what they do."""
+    graphs: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for path in [*modules("sfad"), *modules("sfactl")]:
+        for module in targets(path):
+            package, child, other = fork(*map(placed, (name_of(path), module)))
+            if child and other:
+                graphs[package][child].add(other)
+    for package, graph in graphs.items():
+        try:
+            TopologicalSorter(graph).prepare()
+        except CycleError as error:
+            pytest.fail(f"{package}: {' → '.join(error.args[1])}")
+
+
+def placed(module: str) -> str:
+    """Return a module's name, that of a declaration as if all of them were a package."""
+    return module.replace("sfad.features", "sfad.declarations") if declares(module) else module
+
+
+def fork(one: str, other: str) -> tuple[str, str, str]:
+    """Return the innermost package of two modules, and its child on the way to each; `""` if a
+    module is the package itself."""
+    names, others = one.split("."), other.split(".")
+    depth = next(
+        (at for at, (a, b) in enumerate(zip(names, others, strict=False)) if a != b),
+        min(len(names), len(others)),
+    )
+    return (
+        ".".join(names[:depth]),
+        "".join(names[depth : depth + 1]),
+        "".join(others[depth : depth + 1]),
+    )
 
 
 def test_nobody_imports_the_client_or_the_tests() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sfad.agents import Reading
 from sfad.protocol.types import ApiTrouble, Tokens
 from tests.agents.recordings import RECORDINGS, STREAMS, program_of, read, samples
-from tests.tiers import first, sampled
+from tests.tiers import examples, first, sampled
 
 OPUS = "claude-opus-4-8"
 
@@ -179,7 +179,7 @@ JUNK = st.one_of(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.data())
 def test_any_pieces_of_anything_read_the_same(data: st.DataObject) -> None:
     """Recordings are cut and mixed with junk: the meter reads the same, however the stream is

@@ -17,7 +17,7 @@ from sfad.agents import Reading, named
 from sfad.agents.counters import MAX_LINE, MAX_MODELS, MAX_NAME, MAX_TOOLS, MAX_WORDS
 from sfad.protocol.units import MOST_COUNTED, MOST_SPENT
 from tests.agents.recordings import JSONL, STREAMS, USAGE_EVENTS, in_all, lines, read, samples
-from tests.tiers import first
+from tests.tiers import examples, first
 
 SAMPLES = samples()
 PROGRAMS = sorted({program for program, _ in SAMPLES.values()})
@@ -48,7 +48,7 @@ def check(reading: Reading) -> None:
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(data=st.lists(st.binary(max_size=200), max_size=5))
 def test_bytes_of_any_kind(program: str, data: list[bytes]) -> None:
     check(read(program, *data, b"\n", GOOD[program]))

@@ -17,7 +17,7 @@ from sfad.agents.counters import MAX_LINE
 from tests.agents.recordings import COMMANDS, lines, read, samples
 from tests.agents.test_recordings import JUNK
 from tests.agents.test_robustness import GOOD, PROGRAMS
-from tests.tiers import first, sampled
+from tests.tiers import examples, first, sampled
 
 SAMPLES = samples()
 SMALLEST_FIRST = sorted(SAMPLES, key=lambda name: len(SAMPLES[name][1]))
@@ -60,7 +60,7 @@ def test_a_daemon_for_every_byte_reads_the_same(name: str) -> None:
     assert read_on(program, *(data[at : at + 1] for at in range(len(data)))) == read(program, data)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.data())
 def test_any_pieces_of_anything_read_the_same(data: st.DataObject) -> None:
     program, stream = data.draw(st.sampled_from(list(SAMPLES.values())))

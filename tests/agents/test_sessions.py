@@ -17,7 +17,7 @@ from sfad.agents.program import SessionHead, SessionSearch, timestamp
 from sfad.protocol.requests.subscriptions import SeenWindow
 from sfad.protocol.types import Tokens
 from tests.agents.test_robustness import check, variants
-from tests.tiers import first
+from tests.tiers import examples, first
 
 RECORDED = Path(__file__).parent / "sessions"
 CWD = "/home/ann/my project"
@@ -149,7 +149,7 @@ def variants_of_fields(line: dict[str, Any]) -> list[Any]:
     ]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(name=st.sampled_from(sorted(CALLS)), data=st.binary(max_size=300))
 def test_bytes_of_any_kind(name: str, data: bytes) -> None:
     check(read(name, data + b"\n" + recording(name)))

@@ -133,6 +133,7 @@ def test_a_log_that_cannot_be_opened_is_named(daemon: World, tmp_path: Path) -> 
         "--config",
         str(config),
     ]
+    # not forked: a process of the tests may not open files outside of the session's directories
     done = subprocess.run(
         [sys.executable, "-m", "sfad", "serve", *places], capture_output=True, text=True, timeout=60
     )

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from tests.harness import wait_until
+from tests.tiers import variant
 
 from .conftest import World
 
@@ -42,7 +43,7 @@ def programs(shared: World) -> World:
     return shared
 
 
-@pytest.fixture(params=["--gateway", "--no-gateway"])
+@pytest.fixture(params=["--gateway", pytest.param("--no-gateway", marks=variant)])
 def gateway(request: pytest.FixtureRequest, programs: World) -> Iterator[str]:
     """How runs start: with the gateway's shims of `claude` and `codex`, or with those that a person
     has installed."""

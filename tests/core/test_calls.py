@@ -21,6 +21,7 @@ from sfad.durable.snapshots import from_saved, to_saved
 from sfad.protocol.requests.gateway import CallDecision
 from sfad.protocol.types import Action, LimitKind, Source, Status, Tokens
 from tests.core.transcript import ANN, Transcript, inside, limits, purse, use
+from tests.tiers import examples
 
 WHOLE = 0.303
 """USD of the call that `Transcript.call` asks for."""
@@ -764,7 +765,7 @@ STEP = st.tuples(
 )
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(
     steps=st.lists(STEP, max_size=40),
     action=st.sampled_from(["terminate", "refuse", "pause", "request_increase"]),

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sfad.core.state.naming import agent_of, derive_name, executes, is_name
+from tests.tiers import examples
 
 COMMANDS = """
 ./Übersicht.sh                                        Übersicht
@@ -167,7 +168,7 @@ WORDS = st.one_of(
 )
 
 
-@settings(max_examples=120, deadline=None, database=None)
+@settings(max_examples=examples(120), deadline=None, database=None)
 @given(st.lists(WORDS, max_size=8))
 def test_always_a_name(argv: list[str]) -> None:
     assert is_name(derive_name(argv))

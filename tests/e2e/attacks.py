@@ -278,16 +278,23 @@ def spoil(following: str) -> None:
 
 
 def thaw(cgroup: str, pid: str) -> None:
-    """Thaw another run three times a second."""
-    ready()
-    signal.alarm(LIFE)
-    while True:
+    """Thaw another run, again and again as soon as it stands still."""
+    for _ in range(3):
         if cgroup:
             with open(f"{cgroup}/cgroup.freeze", "w") as file:
                 file.write("0")
-        with suppress(ProcessLookupError):
+            wait_for(lambda: _says(f"{cgroup}/cgroup.freeze", "1"))
+            wait_for(lambda: _says(f"{cgroup}/cgroup.events", "frozen 1"))
+        else:
             os.kill(int(pid), signal.SIGCONT)
-        time.sleep(0.3)
+            wait_for(lambda: _says(f"/proc/{pid}/status", "State:\tT"))
+    ready()
+    nap()
+
+
+def _says(path: str, text: str) -> bool:
+    with open(path) as file:
+        return text in file.read()
 
 
 def traced_main() -> None:

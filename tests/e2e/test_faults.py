@@ -36,6 +36,7 @@ from tests.harness import (
     wait_until,
     with_fuse,
 )
+from tests.template import run_forked
 from tests.tiers import first, variant
 
 from .agents import info, limit, until_event, watched
@@ -220,11 +221,8 @@ def test_a_read_only_state_directory_is_reported_at_the_start(tmp_path: Path) ->
     directory = tmp_path / "d"
     with disk(directory) as state:
         subprocess.run(["mount", "-o", "remount,bind,ro", state], check=True)
-        found = subprocess.run(
-            [sys.executable, "-m", "sfad", "serve", "--socket", str(tmp_path / "s"), "--state-dir",
-             str(state)],
-            capture_output=True, text=True, timeout=60,
-        )  # fmt: skip
+        words = ["serve", "--socket", str(tmp_path / "s"), "--state-dir", str(state)]
+        found = run_forked("sfad", words, os.environ, timeout=PATIENCE)
     assert found.returncode == 69
     assert str(state) in found.stderr
     assert "Read-only file system" in found.stderr
@@ -440,9 +438,7 @@ def test_a_daemon_without_inodes_says_what_is_used_up(tmp_path: Path, inodes: in
     with disk(tmp_path) as state:
         subprocess.run(["mount", "-o", f"remount,nr_inodes={inodes}", state], check=True)
         words = ["serve", "--socket", str(tmp_path / "s"), "--state-dir", str(state)]
-        found = subprocess.run(
-            [sys.executable, "-m", "sfad", *words], capture_output=True, text=True, timeout=PATIENCE
-        )
+        found = run_forked("sfad", words, os.environ, timeout=PATIENCE)
         assert (found.returncode, NO_INODES in found.stderr) == (69, True), found.stderr
         assert "Traceback" not in found.stderr
 

@@ -163,7 +163,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-@first(3)
+@first(2)
 @pytest.mark.parametrize("shape", sampled(SHAPES, keep=2))
 @pytest.mark.parametrize("action", ACTIONS)
 def test_the_bill_never_exceeds_a_limit_and_most_of_it_can_be_used(
@@ -366,7 +366,7 @@ def test_a_killed_gateway_is_back_at_once_and_loses_no_money(
         assert ended(client, run.id).total_cost_usd == expected
 
 
-@first(1)
+@variant
 @pytest.mark.parametrize("also", [[], ["daemon"]], ids=["gateway", "gateway-and-daemon"])
 def test_a_call_of_whose_admission_the_killed_gateway_had_not_heard_costs_nothing(
     start: Start, provider: Provider, tmp_path: Path, also: list[str]
@@ -559,7 +559,7 @@ def test_a_held_call_of_a_killed_gateway_reserves_nothing(
     assert provider.bills == []
 
 
-@first(1)
+@variant
 @pytest.mark.parametrize("sent", [True, False], ids=["sent", "not sent"])
 def test_a_call_whose_reply_has_not_begun_when_its_gateway_is_killed(
     start: Start, provider: Provider, tmp_path: Path, sent: bool

@@ -115,10 +115,20 @@ while not os.path.exists({str(enough)!r}):
     assert [event.type for event in events].count("limit_exceeded") == 0
 
 
-def test_resuming_without_more_room_turns_the_limit_into_a_warning(daemon: Daemon) -> None:
+def waiting_for(path: Path) -> str:
+    """Return code of an agent that waits for a file: a busy daemon reads later what it prints."""
+    return f"import os\nwhile not os.path.exists({str(path)!r}):\n    time.sleep(0.01)"
+
+
+def test_resuming_without_more_room_turns_the_limit_into_a_warning(
+    daemon: Daemon, tmp_path: Path
+) -> None:
+    paused = tmp_path / "paused"
     with daemon.client() as client:
-        run, _ = watched(client, turns(15), limit("turns", 10, "pause"))
+        command = turns(15, then=waiting_for(paused))
+        run, _ = watched(client, command, limit("turns", 10, "pause"))
         until_event(client, "run_paused")
+        paused.touch()
         client.call(m.Resume(id=client.next_id(), run=run.id), m.RunReply)
         over, _ = until_over(client, run.id)
     assert (over.status, state(over, "turns")) == (Status.COMPLETED, (15, "warn", "meter"))
@@ -127,10 +137,15 @@ def test_resuming_without_more_room_turns_the_limit_into_a_warning(daemon: Daemo
 @pytest.mark.parametrize(
     ("verb", "status"), [("approve", Status.COMPLETED), ("deny", Status.FAILED)]
 )
-def test_an_increase_is_approved_or_denied(daemon: Daemon, verb: str, status: Status) -> None:
+def test_an_increase_is_approved_or_denied(
+    daemon: Daemon, tmp_path: Path, verb: str, status: Status
+) -> None:
+    told = tmp_path / "told"
     with daemon.client() as client:
-        run, _ = watched(client, turns(14), limit("turns", 10, "request_increase"))
+        command = turns(14, then=waiting_for(told))
+        run, _ = watched(client, command, limit("turns", 10, "request_increase"))
         asked = until_event(client, "increase_requested")
+        told.touch()
         assert (asked.limit_kind, asked.threshold, asked.run_id, asked.severity) == (
             "turns",
             10,
@@ -140,17 +155,18 @@ def test_an_increase_is_approved_or_denied(daemon: Daemon, verb: str, status: St
         done = daemon.sfactl(verb, run.id)
         assert done.returncode == 0, done.stderr
         over, events = until_over(client, run.id)
-    told = "increase_approved" if verb == "approve" else "increase_denied"
+    answer = "increase_approved" if verb == "approve" else "increase_denied"
     assert (
         over.status,
         [event.type for event in events if event.type.startswith("increase_")],
-    ) == (status, [told])
+    ) == (status, [answer])
 
 
 def test_an_increase_that_is_not_answered_is_denied_after_a_while(start: Start) -> None:
     daemon = start(config='[limits]\napproval_timeout = "2s"')
     with daemon.client() as client:
-        run, _ = watched(client, turns(14), limit("turns", 10, "request_increase"))
+        command = turns(14, then="time.sleep(600)")
+        run, _ = watched(client, command, limit("turns", 10, "request_increase"))
         until_event(client, "increase_requested")
         over, events = until_over(client, run.id)
     assert over.reason is not None

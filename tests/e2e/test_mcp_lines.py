@@ -25,7 +25,7 @@ from sfad.protocol import messages as m
 from sfad.protocol.types import Status
 from tests.conftest import Start
 from tests.harness import PATIENCE, Daemon, ended, stopped, wait_until
-from tests.tiers import first
+from tests.tiers import examples, first
 
 CONFIG = """\
 [agents.shell]
@@ -245,7 +245,7 @@ MESSAGES = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     st.binary().map(lambda data: data.replace(b"\n", b""))
     | MESSAGES.map(lambda message: json.dumps(message).encode())

@@ -21,7 +21,6 @@ from sfad.protocol.types import ErrorCode, Isolation, Status
 from tests.conftest import Start
 from tests.harness import (
     IMPATIENT,
-    PATIENCE,
     Daemon,
     agent,
     alive,
@@ -220,8 +219,7 @@ def test_a_socket_that_cannot_be_served_ends_no_run(share: Start, containment: s
         run = started(client, ["sleep", "300"])
     daemon.kill()
     daemon.directory.chmod(0o777)
-    words = [sys.executable, "-m", "sfad", "serve"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, env=daemon.env)
+    done = daemon.sfad("serve")
     assert done.returncode == 69
     assert f"directory {daemon.directory} is writable by other users" in done.stderr
     assert alive(run.pid)

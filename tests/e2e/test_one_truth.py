@@ -274,6 +274,7 @@ def test_a_final_figure_of_another_source_counts_if_it_is_larger(
         assert [line.startswith(more) for line in below] == [True] * larger, below
 
 
+@first(1)
 @pytest.mark.parametrize("source", ["stream", "session"])
 def test_the_agents_own_price_of_what_the_gateway_has_measured_counts_nowhere(
     start: Start, provider: Provider, tmp_path: Path, source: str
@@ -342,14 +343,15 @@ RUN = f"{shlex.quote(sys.executable)} -m sfactl run -q"
 PLAIN = "claude -p hi --output-format stream-json"
 SCRIPTS = {
     "shim": f"{PLAIN}; true",
+    "text": f"{RUN} --text -- {PLAIN}",
     "raw": f"{RUN} --raw -- {PLAIN}",
     "auto": f"{RUN} --name between -- sh -c {shlex.quote(f'{PLAIN}; true')}",
     "two relays": f"{RUN} --raw --meter claude --name between -- {RUN} --raw -- {PLAIN}",
-    "text": f"{RUN} --text -- {PLAIN}",
 }
 """How a metered script starts it, and copies what it prints."""
 
 
+@first(2)
 @pytest.mark.parametrize("how", SCRIPTS)
 def test_what_a_child_run_prints_into_a_metered_script_counts_once(
     start: Start, provider: Provider, tmp_path: Path, how: str

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import sqlite3
-import subprocess
 import sys
 from contextlib import closing, suppress
 from pathlib import Path
@@ -222,9 +221,7 @@ def test_a_changed_containment_leaves_no_process_unmanaged(start: Start) -> None
         with suppress(psutil.Error):
             orphan.kill()
         daemon.stop()
-        subprocess.run(
-            [sys.executable, "-m", "sfad", "sweep"], env=daemon.env, check=True, capture_output=True
-        )
+        assert daemon.sfad("sweep").returncode == 0
 
 
 def test_runs_of_a_state_directory_that_was_moved_are_not_given_up(

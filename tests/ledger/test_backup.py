@@ -6,7 +6,6 @@ import os
 import sqlite3
 import stat
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -17,6 +16,7 @@ import trio
 from sfad.protocol.types import Event, Status
 from sfad.storage.ledger import LedgerError, OpenedLedger, back_up, backup
 from sfad.storage.ledger.backup import BACKUP
+from tests.template import run_forked
 
 from .samples import PLAIN, WHEN, run, started
 
@@ -174,12 +174,7 @@ def test_the_backup_of_a_lost_ledger_is_kept_and_its_numbers_are_not_given_again
 
 
 def command(*words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "sfad", "backup", *map(str, words)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    return run_forked("sfad", ["backup", *map(str, words)], os.environ, timeout=60)
 
 
 async def test_the_command_copies_during_writes_and_overwrites_nothing(

@@ -16,6 +16,7 @@ from sfad.protocol.framing import (
     ProtocolError,
     frame,
 )
+from tests.tiers import examples
 
 BODIES = st.lists(st.binary(max_size=40), max_size=6)
 
@@ -27,7 +28,7 @@ def test_the_bytes_of_a_frame() -> None:
 
 
 @given(BODIES)
-@settings(max_examples=30, deadline=None, database=None)
+@settings(max_examples=examples(30), deadline=None, database=None)
 def test_every_split_in_two(bodies: list[bytes]) -> None:
     stream = b"".join(map(frame, bodies))
     for cut in range(len(stream) + 1):
@@ -37,7 +38,7 @@ def test_every_split_in_two(bodies: list[bytes]) -> None:
 
 
 @given(BODIES, st.data())
-@settings(max_examples=100, deadline=None, database=None)
+@settings(max_examples=examples(100), deadline=None, database=None)
 def test_any_split(bodies: list[bytes], data: st.DataObject) -> None:
     stream = b"".join(map(frame, bodies))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=12)))
@@ -91,7 +92,7 @@ def test_out_of_step_stays_out_of_step() -> None:
 
 
 @given(st.lists(st.binary(min_size=1, max_size=64), max_size=50))
-@settings(max_examples=100, deadline=None, database=None)
+@settings(max_examples=examples(100), deadline=None, database=None)
 def test_memory_is_bounded_whatever_arrives(chunks: list[bytes]) -> None:
     limit = 16
     decoder = FrameDecoder(limit)

@@ -13,8 +13,9 @@ from sfad.protocol import limits as written
 from sfad.protocol.limits import format_amount, format_limit, parse_limit
 from sfad.protocol.limits_object import LimitsObject, WrittenLimits, parse_limits, schema
 from sfad.protocol.types import Action, Limit, LimitKind, LimitState
+from tests.tiers import examples
 
-TICK = settings(max_examples=40, deadline=None, database=None)
+TICK = settings(max_examples=examples(40), deadline=None, database=None)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from sfad import shipping
 from sfad.shipping import ShippingError, Tree, why_leaves
 from tests import surroundings
+from tests.tiers import examples
 
 pytestmark = pytest.mark.needs("git")
 
@@ -285,7 +286,7 @@ TREES = st.dictionaries(PATHS, WHATS, min_size=1, max_size=6).map(possible)
 
 
 @given(TREES, TREES)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_what_is_brought_back_is_what_there_is_on_the_node(before: Content, after: Content) -> None:
     with tempfile.TemporaryDirectory() as place:
         at = Path(place)

@@ -26,6 +26,7 @@ from sfad.usage.tail import FREE_AFTER, Tail
 from sfad.usage.tailed_run import FORMAT_VERSION
 from tests.harness import until
 from tests.output.test_holes import KIB, MIB, numbered
+from tests.tiers import examples
 from tests.usage.test_tail import Lines, NewMeter, Rig, serving
 
 Again = Callable[..., Rig]
@@ -168,7 +169,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(steps=STEPS)
 def test_restarts_at_any_time_do_not_change_the_totals(steps: list[tuple[str, int]]) -> None:
     """They equal those of a daemon that was never killed."""

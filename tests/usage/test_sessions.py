@@ -428,7 +428,8 @@ async def test_a_file_system_that_does_not_answer_delays_only_its_user(
     await heard.sessions.catch_up("a1")
     with trio.fail_after(30):
         await heard.sessions.catch_up("a2")
-        assert heard.sessions.waiting == 1
+        # a busy machine begins to look later
+        await until(lambda: heard.sessions.waiting == 1, "one look takes too long")
     os.write(writer, b"x")
     with trio.fail_after(30):
         while heard.sessions.waiting:  # noqa: ASYNC110 - a thread that ends sets no event

@@ -7,27 +7,21 @@ import time
 import uuid
 from typing import Any
 
-import pytest
-
 from sfad.protocol import messages as m
 from tests.harness import Daemon, ended, started
 from tests.web.console import Console
 
+FILTERS: dict[str, set[str]] = {
+    "": {"shell", "tool", "other"},
+    "&type=qa": {"shell"},
+    "&channel=nightly": {"tool"},
+    "&model=gpt-*": {"tool", "other"},
+    "&model=gpt-6&channel=nightly": {"tool"},
+    "&type=qa&channel=nightly": set(),
+}
 
-@pytest.mark.parametrize(
-    ("filters", "found"),
-    [
-        ("", {"shell", "tool", "other"}),
-        ("&type=qa", {"shell"}),
-        ("&channel=nightly", {"tool"}),
-        ("&model=gpt-*", {"tool", "other"}),
-        ("&model=gpt-6&channel=nightly", {"tool"}),
-        ("&type=qa&channel=nightly", set()),
-    ],
-)
-def test_list_and_chart_have_the_same_filters(
-    common: Daemon, filters: str, found: set[str]
-) -> None:
+
+def test_list_and_chart_have_the_same_filters(common: Daemon) -> None:
     label = {"history": uuid.uuid4().hex}
     with common.client() as client:
         for name, model, more in (
@@ -43,12 +37,15 @@ def test_list_and_chart_have_the_same_filters(
     console = Console(common)
     try:
         console.open()
-        query = f"label=history={label['history']}{filters}"
-        assert {row["name"] for row in ask(console, f"/api/history?{query}")["rows"]} == found
         now = time.time()
-        costs = ask(console, f"/api/costs?by=name&days={now - 3600:.0f},{now + 3600:.0f}&{query}")
-        assert {each["name"] for each in costs["series"]} == found
-        assert costs["runs"] == len(found)
+        days = f"by=name&days={now - 3600:.0f},{now + 3600:.0f}"
+        for filters, found in FILTERS.items():
+            query = f"label=history={label['history']}{filters}"
+            rows = ask(console, f"/api/history?{query}")["rows"]
+            assert {row["name"] for row in rows} == found, filters
+            costs = ask(console, f"/api/costs?{days}&{query}")
+            assert {each["name"] for each in costs["series"]} == found, filters
+            assert costs["runs"] == len(found), filters
     finally:
         assert console.end() == 0
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
 from pathlib import Path
 
 from sfad.features.hooks.programs import program_trouble
 from tests.harness import as_root
+from tests.template import run_forked
 
 
 def script(directory: Path, mode: int) -> str:
@@ -46,8 +46,7 @@ def test_check_config_tells(tmp_path: Path) -> None:
     file.write_text(
         '[[hooks]]\nname = "mail"\non = ["run_failed"]\ncommand = ["/nonexistent/hook"]\n'
     )
-    command = [sys.executable, "-m", "sfad", "check-config", "--config", str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = run_forked("sfad", ["check-config", "--config", str(file)], os.environ, timeout=60)
     assert done.returncode == 2
     assert "hook 'mail': /nonexistent/hook does not exist" in done.stderr
     assert "hooks.mail.on" in done.stdout

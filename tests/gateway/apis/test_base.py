@@ -15,6 +15,7 @@ from sfad.gateway.apis.base import MAX_TOOL_USES, MODEL_MAX, positive
 from sfad.protocol.units import MOST_COUNTED
 from tests.gateway.apis.samples import SAMPLES, Sample, read
 from tests.gateway.test_sse import split
+from tests.tiers import examples
 
 NAMES = list(SAMPLES)
 STREAMS = [name for name in SAMPLES if SAMPLES[name].streamed]
@@ -123,7 +124,7 @@ VALUES: list[Any] = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(data=st.data())
 def test_values_of_other_types_and_lies(name: str, data: st.DataObject) -> None:
     """Any value of the reply may be something else."""
@@ -269,7 +270,7 @@ def test_the_larger_of_two_maxima_counts() -> None:
     ),
     st.integers(0, 3),
 )
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_fields_that_are_there_once_are_read(document: dict[str, Any], indent: int) -> None:
     raw = json.dumps(document, indent=indent or None, ensure_ascii=False).encode(errors="replace")
     assume(b"\\" not in raw and b"?" not in raw)

@@ -74,7 +74,7 @@ IMAGES: list[tuple[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("api", "part"), IMAGES, ids=str)
+@pytest.mark.parametrize(("api", "part"), IMAGES)
 def test_an_image_counts_the_same_whatever_its_bytes(api: str, part: Any) -> None:
     call = asked(api, **user(part, api))
     assert IMAGE_TOKENS < call.tokens < IMAGE_TOKENS + 200
@@ -166,7 +166,7 @@ AUDIO: list[tuple[str, Any, tuple[int, int]]] = [
 ]
 
 
-@pytest.mark.parametrize(("api", "part", "tokens"), AUDIO, ids=str)
+@pytest.mark.parametrize(("api", "part", "tokens"), AUDIO)
 def test_audio_counts_by_its_seconds(api: str, part: Any, tokens: tuple[int, int]) -> None:
     call = asked(api, **user(part, api))
     assert (call.media, call.most_media) == ({"audio": tokens[0]}, {"audio": tokens[1]})
