@@ -157,7 +157,7 @@ def carry_out(at: Desk, program: Cli, way: str, words: Sequence[str]) -> None:
     if way == "terminal":
         command = ("--stdio", "inherit", "--", *program.in_terminal)
         with in_a_terminal(at, *words, *command) as client:
-            wait_until(lambda: client.poll() is not None, "the limit has ended it", seconds=90)
+            wait_until(lambda: client.poll() is not None, "the limit has ended it", seconds=180)
         return
     commands = {
         "named": program.by_name,
