@@ -7,21 +7,29 @@ from typing import Any, Generic, TypeVar, get_args, get_origin
 import msgspec
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
+_NO_NUMBER = re.compile(
+    rb"(?<=[\[:,\s])(?:-?(?:NaN|Infinity)|-?[0-9.]+[eE]\+?[0-9]{3,})(?=[\s,\]}])"
+)
+"""What Python and JavaScript print for numbers that JSON has not, and numbers beyond a float."""
+_BLANKED = bytes(max(each, 0x20) for each in range(256))
+"""Control characters as blanks: between values they mean nothing, and in a text they are wrong."""
 
 S = TypeVar("S", bound=msgspec.Struct)
 
 
-def without_surrogates(line: bytes) -> bytes:
-    """Return the line without lone surrogates, which msgspec refuses even in fields that it skips.
+def mended(line: bytes) -> bytes:
+    """Return JSON without what msgspec refuses even in fields that it skips: lone surrogates, bytes
+    that are no UTF-8, control characters, NaN and its like.
 
-    JavaScript prints half of an emoji as one. Text that was cut inside a character must not lose
-    the numbers beside it."""
-    return _SURROGATE.sub(rb"\\ufffd", line).decode(errors="replace").encode()
+    JavaScript prints half of an emoji as a lone surrogate. Text that was cut inside a character
+    must not lose the numbers beside it."""
+    text = _SURROGATE.sub(rb"\\ufffd", line).decode(errors="replace").encode()
+    return _NO_NUMBER.sub(b"null", text.translate(_BLANKED))
 
 
 class LenientDecoder(Generic[S]):
     """Decodes a struct whose fields all have defaults. Takes a slow way only where a field has
-    another type than is expected, or a text is no Unicode."""
+    another type than is expected, or what is around them is no JSON."""
 
     def __init__(self, kind: type[S]) -> None:
         self._kind = kind
@@ -30,15 +38,15 @@ class LenientDecoder(Generic[S]):
     def decode(self, data: bytes) -> S:
         """Raises `msgspec.DecodeError` if the data are no JSON object."""
         try:
+            return self._decoded(data)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return self._decoded(mended(data))
+
+    def _decoded(self, data: bytes) -> S:
+        try:
             return self._strict.decode(data)
         except msgspec.ValidationError:
             return _struct(self._kind, data)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            clean = without_surrogates(data)
-        try:
-            return self._strict.decode(clean)
-        except msgspec.ValidationError:
-            return _struct(self._kind, clean)
 
 
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -69,7 +77,8 @@ def _value(kind: Any, data: bytes) -> Any:
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError:
-        pass
+        if kind is Any:  # a number beyond a float in it
+            return msgspec.json.decode(mended(data))
     if isinstance(kind, UnionType):
         kind = next(each for each in get_args(kind) if each is not NoneType)
     try:

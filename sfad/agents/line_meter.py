@@ -11,7 +11,7 @@ import msgspec
 from ..protocol.types import Tokens
 from . import counters
 from .counters import MAX_LINE, Reading
-from .lenient import lenient, without_surrogates
+from .lenient import lenient, mended
 
 # ---- From bytes to the few lines that a meter decodes
 #
@@ -178,7 +178,7 @@ class LineMeter(ABC, Generic[E, S]):
         except RecursionError:
             return None
         except (msgspec.DecodeError, UnicodeDecodeError):
-            return self._salvaged(without_surrogates(line))
+            return self._salvaged(mended(line))
 
     def _salvaged(self, line: bytes) -> E | None:
         try:

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import msgspec
 
 from .counters import printable
-from .lenient import without_surrogates
+from .lenient import mended
 from .line_meter import (
     BOM,
     AgentFailure,
@@ -285,7 +285,7 @@ def decoded(program: AgentProgram, line: bytes) -> dict[str, Any] | None:
     if not line.startswith(_OPENERS) or _TYPE not in line or len(line) > MAX_EVENT:
         return None
     line = line.removeprefix(BOM)
-    for repair in (bytes, without_surrogates):
+    for repair in (bytes, mended):
         try:
             event = msgspec.json.decode(repair(line))
         except RecursionError:

@@ -347,6 +347,7 @@ class CallTally:
         self._daemon.ended(self._ended(used, self.error))
 
     def _ended(self, used: _Used, error: str | None) -> EndCall:
+        tiers = self._call.model, self._call.tiers, self._reply.tiers
         return EndCall(
             id=0,
             run=self._asked.run,
@@ -357,7 +358,8 @@ class CallTally:
             partial=used.partial,
             sure=used.sure,
             tools=list(self._reply.tools),
-            factor=self._api.factor(self._call.model, self._call.tiers, self._reply.tiers),
+            factor=self._api.factor(*tiers),
+            least_factor=self._api.least_factor(*tiers),
             fees_usd=self._reply.fees_usd,
             unsure_fees_usd=self._reply.unsure_fees_usd,
             cost_usd=used.cost_usd,
@@ -396,7 +398,8 @@ class CallTally:
     @property
     def _shows(self) -> bool:
         """Whether a part of an answer has come."""
-        return bool(self._reply.written or any(self._reply.media.values()) or self._reply.tools)
+        reply = self._reply
+        return bool(reply.begun or reply.written or any(reply.media.values()) or reply.tools)
 
     def _as_told(self, said: Said) -> _Used:
         tokens, sure = said.tokens, said.sure

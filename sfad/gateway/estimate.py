@@ -56,18 +56,20 @@ class _Known:
     output: int = 0
     """Tokens of these replies, hidden thinking included."""
     reply: tuple[int, int] = (0, 0)
-    """Bytes and tokens of the last one, which the next input has, too."""
+    """Bytes and tokens of the last one, which the next input of its conversation has, too."""
 
-    def take(self, call: ModelCall, tokens: int) -> None:
+    def take(self, call: ModelCall, tokens: int) -> bool:
+        """Return whether the call counts."""
         told = call.tokens
         ratio = min(tokens / told, MOST_RATIO)
         if not self.told or told > 4 * self.told:
             self.ratio = ratio
         elif 4 * told < self.told:
-            return  # what a provider adds to each request is most of a small one
+            return False  # what a provider adds to each request is most of a small one
         else:
             self.ratio = max(ratio, self.ratio + (ratio - self.ratio) / 8)
         self.told, self.most, self.tokens = told, call.most_tokens, tokens
+        return True
 
     def beyond_reply(self, new: float, call: ModelCall) -> float:
         """Return by how much the estimate of what is new in an input is too high, because the last
@@ -131,10 +133,16 @@ class Estimates:
         if not used.input or not call.tokens:
             return
         known = self._runs.setdefault((run, call.model), _Known())
+        grown, counts = call.most_tokens - known.most, call.continues
         if not call.continues:
-            for each in (known, self._models.setdefault(call.model, _Known())):
-                each.take(call, used.input - played)
-        known.kept, known.reply = used.input + used.output, (written, used.output)
+            self._models.setdefault(call.model, _Known()).take(call, used.input - played)
+            counts = known.take(call, used.input - played)
+        if counts:
+            known.kept = used.input + used.output
+            # the last one is no part of this input if it has hardly grown: this is another
+            # conversation, such as the one that finds a title
+            if call.continues or max(grown, written) >= known.reply[0]:
+                known.reply = written, used.output
         if written and used.output:
             known.written, known.output = known.written + written, known.output + used.output
         _touch(self._runs, (run, call.model))

@@ -69,6 +69,8 @@ class Opened(NamedTuple):
     received: int = 0
     segments: int = 0
     """The pieces in which it was sent."""
+    inode: int = 0
+    """As /proc/PID/fd names it."""
 
     @property
     def before(self) -> "Opened":
@@ -126,7 +128,8 @@ class ConnectionTable:
                 if cgroup is not None:
                     host = bytes(body[_PEER_AT : _PEER_AT + size]).removeprefix(_MAPPED)
                     (number,) = _NUMBER.unpack_from(body, _NUMBER_AT)
-                    found.add(Opened(cgroup, host, port, number, *_carried(body)))
+                    _, inode = _UID_AND_INODE.unpack_from(body, _UID_AT)
+                    found.add(Opened(cgroup, host, port, number, *_carried(body), inode))
         return found
 
     def _dumped(self) -> Iterator[memoryview]:

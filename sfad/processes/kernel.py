@@ -15,7 +15,7 @@ import select
 import signal
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -150,6 +150,29 @@ def scan() -> dict[int, Stat]:
     twice before saying "none"."""
     found = (stat(int(name)) for name in os.listdir("/proc") if name.isdigit())
     return {process.pid: process for process in found if process is not None}
+
+
+def holders(sockets: Collection[int]) -> dict[int, int]:
+    """Return a process that has each of these sockets open, by inode, as far as this process may
+    see that. psutil lists all connections of the machine for each process."""
+    wanted = {f"socket:[{inode}]": inode for inode in sockets}
+    return {
+        wanted[target]: int(pid)
+        for pid in filter(str.isdigit, os.listdir("/proc"))
+        for target in _open_files(pid)
+        if target in wanted
+    }
+
+
+def _open_files(pid: str) -> Iterator[str]:
+    """Yield what the descriptors of a process lead to."""
+    try:
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(FileNotFoundError):  # it was closed
+                yield os.readlink(f"/proc/{pid}/fd/{name}")
+    except OSError as error:
+        if error.errno not in GONE | _HIDDEN:
+            raise
 
 
 def status_of_zombie(pid: int) -> int | None:

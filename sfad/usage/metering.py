@@ -269,7 +269,8 @@ def _cost_of_call(request: m.EndCall, prices: Prices) -> Cost | None:
         for other, used in request.others.items()
     )
     usd = request.factor * max(cost.usd for cost in most) + request.fees_usd + others
-    surely = request.factor * least.sure + others
+    factor = request.factor if request.least_factor is None else request.least_factor
+    surely = factor * least.sure + others
     return Cost(usd, min(usd, surely + request.fees_usd - request.unsure_fees_usd))
 
 

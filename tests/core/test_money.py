@@ -670,6 +670,21 @@ def test_an_estimate_of_a_call_under_way_is_a_part_of_its_reservation() -> None:
     assert account.reserved(COST) == to_nanos(2.0 - 0.5)
 
 
+@pytest.mark.parametrize("used", [0.9, 1.0], ids=["less than was reserved", "all of it"])
+def test_a_budget_is_near_its_end_by_what_was_used_and_not_by_what_is_reserved(used: float) -> None:
+    t = Transcript()
+    t >> t.budgets(purse(1, "ann"))
+    a = t.start("a")
+
+    def told() -> list[str]:
+        return [event.type for event in t.published if event.scope == "user"]
+
+    name = t.reserved(t.reserve(a, 1.0))
+    assert told() == []
+    (t >> t.settle(name, cost=used)).skip()
+    assert told() == ["limit_nearing", "limit_exceeded"][: 1 if used < 1 else 2]
+
+
 def test_what_is_reserved_is_the_part_of_what_counts_that_no_source_tells() -> None:
     """Also where another source tells more than reports or the gateway, and in the tree above."""
     t = Transcript()

@@ -104,10 +104,10 @@ def connecting(
 
 
 @pytest.fixture
-def shared_host(share: Start, api: str) -> Daemon:
+def shared_host(share: Start, api: str, containment: str) -> Daemon:
     """A daemon whose gateway leads to the API."""
     upstream = f'[gateway.upstreams.openai]\nurl = "http://{api}"\napi = "openai-chat"\n'
-    return share(config=upstream, mode="cgroup")
+    return share(config=upstream, mode=containment)
 
 
 @first(1)

@@ -343,20 +343,22 @@ RUN = f"{shlex.quote(sys.executable)} -m sfactl run -q"
 PLAIN = "claude -p hi --output-format stream-json"
 SCRIPTS = {
     "shim": f"{PLAIN}; true",
+    "pipe": f"{PLAIN} | cat",
     "text": f"{RUN} --text -- {PLAIN}",
     "raw": f"{RUN} --raw -- {PLAIN}",
     "auto": f"{RUN} --name between -- sh -c {shlex.quote(f'{PLAIN}; true')}",
     "two relays": f"{RUN} --raw --meter claude --name between -- {RUN} --raw -- {PLAIN}",
+    "pipes": f"{PLAIN} | tee log | cat",
+    "variable": f'said=$({PLAIN}); echo "$said"',
+    "file": f"{PLAIN} > said; cat said",
+    "later": f"{PLAIN} > said & wait; cat said",
 }
 """How a metered script starts it, and copies what it prints."""
 
 
-@first(2)
-@pytest.mark.parametrize("how", SCRIPTS)
-def test_what_a_child_run_prints_into_a_metered_script_counts_once(
-    start: Start, provider: Provider, tmp_path: Path, how: str
-) -> None:
-    program = tmp_path / "programs" / "claude"
+def printing(directory: Path) -> Path:
+    """Return such a program, in a directory of its own."""
+    program = directory / "programs" / "claude"
     program.parent.mkdir()
     program.write_text(
         PRINTS.format(
@@ -364,6 +366,15 @@ def test_what_a_child_run_prints_into_a_metered_script_counts_once(
         )
     )
     program.chmod(0o755)
+    return program
+
+
+@first(3)
+@pytest.mark.parametrize("how", SCRIPTS)
+def test_what_a_child_run_prints_into_a_metered_script_counts_once(
+    start: Start, provider: Provider, tmp_path: Path, how: str
+) -> None:
+    program = printing(tmp_path)
     daemon = start(config=config(provider))
     words = ["--meter", "claude", "--name", "night", "--", "sh", "-c", SCRIPTS[how]]
     done = run(daemon, program.parent, *words)
@@ -380,6 +391,22 @@ def test_what_a_child_run_prints_into_a_metered_script_counts_once(
     assert printed == (None if how == "text" else 1000)
     summary = json.loads(daemon.sfactl("summary", "--json").stdout)
     assert summary["cost_usd"] == bill
+
+
+def test_what_a_child_run_prints_elsewhere_hides_nothing_of_a_metered_script(
+    start: Start, provider: Provider, tmp_path: Path
+) -> None:
+    """Which also starts the program by its path."""
+    program = printing(tmp_path)
+    daemon = start(config=config(provider))
+    script = f"{PLAIN} > unread; {shlex.quote(str(program.parent))}/{PLAIN}"
+    words = ["--meter", "claude", "--name", "night", "--", "sh", "-c", script]
+    done = run(daemon, program.parent, *words)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(daemon.sfactl("info", "night", "--json").stdout)
+    assert len(provider.bills) == 2
+    assert told["total_cost_usd"] == pytest.approx(provider.usd)
+    assert told["usage"]["output_tokens"] == 1000
 
 
 def test_a_tree_shows_the_sum_of_its_runs(start: Start, provider: Provider, tmp_path: Path) -> None:

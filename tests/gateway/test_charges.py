@@ -56,6 +56,11 @@ LITELLM = "https://docs.litellm.ai/docs/completion/prompt_caching"
 PERPLEXITY = "https://docs.perplexity.ai/api-reference/chat-completions-post"
 SSE = "https://html.spec.whatwg.org/multipage/server-sent-events.html"
 
+QWEN_CACHE = "https://www.alibabacloud.com/help/en/model-studio/context-cache"
+PERPLEXITY_PRICES = "https://docs.perplexity.ai/getting-started/pricing"
+GEMINI_TIERS = "https://ai.google.dev/gemini-api/docs/priority-inference"
+JSON = "https://www.rfc-editor.org/rfc/rfc8259"
+
 PATHS = {
     "anthropic": "/v1/messages",
     "openai-responses": "/v1/responses",
@@ -163,6 +168,20 @@ def gemini(row: Row, streamed: bool) -> bytes:
     )
 
 
+def stream(*events: Any) -> Callable[[Row, bool], bytes]:
+    return lambda _, __: sse(*events)
+
+
+def instead(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
+    """Return what changes a body that has the old bytes."""
+
+    def change(body: bytes) -> bytes:
+        assert old in body
+        return body.replace(old, new)
+
+    return change
+
+
 BODIES = {
     "anthropic": anthropic,
     "openai-chat": chat,
@@ -212,6 +231,14 @@ def a_error(*before: dict[str, Any]) -> Callable[[Row, bool], bytes]:
 
 START_A = {"type": "message_start", "message": {"model": HAIKU, "usage": {"input_tokens": 10_000}}}
 WORDS_A = {"type": "content_block_delta", "index": 0, "delta": {"text": TEXT}}
+
+
+def end_a(usage: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": usage}
+
+
+def block_a(**block: Any) -> dict[str, Any]:
+    return {"type": "content_block_start", "index": 0, "content_block": block}
 
 
 def large(body: bytes) -> bytes:
@@ -504,6 +531,154 @@ ANTHROPIC_ROWS = [
         streamed=(True,),
         body=a_error(START_A, WORDS_A),
     ),
+    a(
+        "input that has grown by the end",
+        None,
+        usd((25_000, 1.0), (1000, 5.0)),
+        "https://platform.claude.com/docs/en/build-with-claude/streaming",
+        streamed=(True,),
+        body=stream(START_A, WORDS_A, end_a({"input_tokens": 25_000, "output_tokens": 1000})),
+    ),
+    a(
+        "no usage at the start",
+        None,
+        COST_A,
+        LITELLM,
+        streamed=(True,),
+        body=stream(
+            {"type": "message_start", "message": {"model": HAIKU}}, WORDS_A, end_a(PLAIN_A)
+        ),
+    ),
+    a(
+        "two starts, of a router that has tried twice",
+        None,
+        COST_A,
+        OPENROUTER,
+        streamed=(True,),
+        body=stream(START_A, START_A, WORDS_A, end_a({"output_tokens": 1000})),
+    ),
+    a("a batch", PLAIN_A | {"service_tier": "batch"}, COST_A / 2, ANTHROPIC_PRICES),
+    a(
+        "fast mode that was asked for, and nothing is told",
+        PLAIN_A,
+        usd((10_000, 5.0), (1000, 25.0)),
+        "https://platform.claude.com/docs/en/build-with-claude/fast-mode",
+        "≤",
+        model=OPUS,
+        asked={"speed": "fast"},
+    ),
+    a(
+        "fast mode that was asked for, and not given",
+        PLAIN_A | {"speed": "standard"},
+        usd((10_000, 5.0), (1000, 25.0)),
+        "https://platform.claude.com/docs/en/build-with-claude/fast-mode",
+        model=OPUS,
+        asked={"speed": "fast"},
+    ),
+    a(
+        "one lifetime is null",
+        PLAIN_A
+        | {
+            "cache_creation_input_tokens": 40_000,
+            "cache_creation": {
+                "ephemeral_1h_input_tokens": 40_000,
+                "ephemeral_5m_input_tokens": None,
+            },
+        },
+        COST_A + usd((40_000, 2.0)),
+        ANTHROPIC_CACHES,
+    ),
+    a(
+        "all input is from a cache",
+        {"input_tokens": 0, "cache_read_input_tokens": 50_000, "output_tokens": 1000},
+        usd((50_000, 0.1), (1000, 5.0)),
+        ANTHROPIC_CACHES,
+    ),
+    a(
+        "a long request by its cache",
+        {"input_tokens": 10_000, "cache_read_input_tokens": 200_000, "output_tokens": 1000},
+        usd((10_000, 6.0), (200_000, 0.6), (1000, 22.5)),
+        ANTHROPIC_PRICES,
+        model="claude-sonnet-4-5",
+    ),
+    a("numbers with a point", {"input_tokens": 1e4, "output_tokens": 1e3}, COST_A, JSON),
+    a(
+        "a number that is true",
+        {"input_tokens": True, "output_tokens": 1000},
+        usd((20, 1.0), (1000, 5.0)),
+        ANTHROPIC_PRICES,
+        "≈",
+    ),
+    a("usage that is a list", [], usd((20, 1.0), (100, 5.0)), ANTHROPIC_PRICES, "≈", text=TEXT),
+    a(
+        "fetching pages",
+        PLAIN_A | {"server_tool_use": {"web_fetch_requests": 3, "web_search_requests": 0}},
+        COST_A,
+        "https://platform.claude.com/docs/en/agents-and-tools/tool-use/web-fetch-tool",
+    ),
+    a(
+        "a conversation that was compacted",
+        PLAIN_A
+        | {
+            "iterations": [
+                {"type": "compaction", "input_tokens": 50_000, "output_tokens": 2000},
+                {"type": "message", **PLAIN_A},
+            ]
+        },
+        COST_A + usd((50_000, 1.0), (2000, 5.0)),
+        "https://platform.claude.com/docs/en/build-with-claude/compaction",
+    ),
+    a(
+        "iterations of another form",
+        PLAIN_A | {"iterations": [None, 5, {"type": "compaction", "input_tokens": "50000"}]},
+        COST_A,
+        ANTHROPIC_PRICES,
+        "≥",
+    ),
+    a(
+        "an advisor that reads from a cache",
+        PLAIN_A
+        | {
+            "iterations": [
+                {
+                    "type": "advisor_message",
+                    "model": OPUS,
+                    "input_tokens": 1000,
+                    "cache_read_input_tokens": 10_000,
+                    "output_tokens": 100,
+                }
+            ]
+        },
+        COST_A + usd((1000, 5.0), (10_000, 0.5), (100, 25.0)),
+        "https://platform.claude.com/docs/en/agents-and-tools/tool-use/advisor-tool",
+    ),
+    a(
+        "an error after hidden thinking",
+        None,
+        usd((10_000, 1.0), (300, 5.0)),
+        ANTHROPIC_ERRORS,
+        "≥",
+        streamed=(True,),
+        body=a_error(START_A, block_a(type="redacted_thinking", data="QUJD" * 300)),
+    ),
+    a(
+        "an error after the name of a tool",
+        None,
+        usd((10_000, 1.0), (40, 5.0)),
+        ANTHROPIC_ERRORS,
+        "≥",
+        streamed=(True,),
+        body=a_error(START_A, block_a(type="tool_use", name="ls", input={})),
+    ),
+    a(
+        "an error after an empty block of text",
+        None,
+        usd((10_000, 1.0)),
+        ANTHROPIC_ERRORS,
+        "≤",
+        streamed=(True,),
+        body=a_error(START_A, block_a(type="text", text="")),
+    ),
 ]
 
 # ---- Chat Completions. GPT-5: 1.25 and 10 USD, from a cache 0.125; gpt-audio: 2.50 and 10, audio
@@ -557,6 +732,28 @@ def c_error(*before: dict[str, Any]) -> Callable[[Row, bool], bytes]:
 
 
 WORDS_C = {"model": "gpt-5", "choices": [{"index": 0, "delta": {"content": TEXT}}]}
+
+ROLE_C = {"model": "gpt-5", "choices": [{"index": 0, "delta": {"role": "assistant"}}]}
+ERROR_C = {"error": {"message": "Provider returned error", "code": 502}}
+
+
+def said_c(**delta: Any) -> Callable[[Row, bool], bytes]:
+    """An answer that breaks off with an error."""
+    return stream({"model": "gpt-5", "choices": [{"index": 0, "delta": delta}]}, ERROR_C)
+
+
+def grows_c(row: Row, _: bool) -> bytes:
+    """As vLLM's `continuous_usage_stats`."""
+    partly = [
+        {
+            "choices": [{"index": 0, "delta": {"content": "x"}}],
+            "usage": row.usage | {"completion_tokens": n},
+        }
+        for n in (10, 500)
+    ]
+    last = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], "usage": row.usage}
+    return sse(*({"model": row.model} | each for each in (*partly, last)), "[DONE]")
+
 
 CHAT_ROWS = [
     c("text", PLAIN_C, COST_C, OPENAI_PRICES),
@@ -902,6 +1099,306 @@ CHAT_ROWS = [
         streamed=(True,),
         body=c_error(WORDS_C),
     ),
+    c(
+        "usage that grows",
+        PLAIN_C,
+        COST_C,
+        "https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html",
+        streamed=(True,),
+        body=grows_c,
+    ),
+    c(
+        "predictions that were rejected are in the output",
+        PLAIN_C | {"completion_tokens_details": {"rejected_prediction_tokens": 700}},
+        COST_C,
+        "https://platform.openai.com/docs/guides/predicted-outputs",
+    ),
+    c(
+        "the caller's key without a fee",
+        PLAIN_C | {"cost": 0, "is_byok": True, "cost_details": {"upstream_inference_cost": 0.3}},
+        0.3,
+        OPENROUTER,
+    ),
+    c(
+        "the caller's key, and a fee that is null",
+        PLAIN_C | {"cost": None, "is_byok": True, "cost_details": {"upstream_inference_cost": 0.3}},
+        0.3,
+        OPENROUTER,
+    ),
+    c(
+        "a cost that is written as a text",
+        PLAIN_C | {"cost": "0.0321"},
+        0.0321,
+        "https://vercel.com/docs/ai-gateway",
+        model="vendor/new-model",
+    ),
+    c(
+        "a cost that is written with an exponent",
+        PLAIN_C | {"cost": "3.21e-05"},
+        0.0000321,
+        "https://vercel.com/docs/ai-gateway",
+    ),
+    c(
+        "a cache beside the input, as the total confirms",
+        {
+            "prompt_tokens": 10_000,
+            "completion_tokens": 1000,
+            "total_tokens": 101_000,
+            "cache_read_input_tokens": 90_000,
+        },
+        usd((10_000, 1.0), (90_000, 0.1), (1000, 5.0)),
+        LITELLM,
+        model=HAIKU,
+    ),
+    c(
+        "a cache that is larger than the input",
+        {
+            "prompt_tokens": 10_000,
+            "completion_tokens": 1000,
+            "prompt_tokens_details": {"cached_tokens": 90_000},
+        },
+        usd((10_000, 1.25), (90_000, 0.125), (1000, 10.0)),
+        LITELLM,
+        "≤",
+    ),
+    c(
+        "a written cache that is larger than the input",
+        {"prompt_tokens": 10, "completion_tokens": 1000, "cache_creation_input_tokens": 90_000},
+        usd((10, 1.0), (90_000, 1.25), (1000, 5.0)),
+        LITELLM,
+        "≤",
+        model=HAIKU,
+    ),
+    c(
+        "what was written is told as read, too",
+        PLAIN_C
+        | {
+            "prompt_tokens_details": {
+                "cached_tokens": 90_000,
+                "cache_creation_input_tokens": 90_000,
+            }
+        },
+        usd((10_000, 1.0), (90_000, 1.25), (1000, 5.0)),
+        LITELLM,
+        "≤",
+        model=HAIKU,
+    ),
+    c(
+        "writes to Alibaba's cache",
+        PLAIN_C
+        | {
+            "prompt_tokens_details": {
+                "cached_tokens": 60_000,
+                "cache_creation_input_tokens": 30_000,
+                "cache_creation": {"ephemeral_5m_input_tokens": 30_000},
+                "cache_type": "ephemeral",
+            }
+        },
+        usd((10_000, 1.8), (60_000, 0.36), (30_000, 2.25), (1000, 9.0)),
+        QWEN_CACHE,
+        model="qwen3-coder-plus",
+    ),
+    c(
+        "reasoning that is more than the output, without a total",
+        {
+            "prompt_tokens": 1000,
+            "completion_tokens": 100,
+            "completion_tokens_details": {"reasoning_tokens": 900},
+        },
+        usd((1000, 1.25), (1000, 2.5)),
+        XAI,
+        "≤",
+        model="grok-4.3",
+    ),
+    c(
+        "sources that xAI has searched",
+        PLAIN_C | {"num_sources_used": 10},
+        usd((100_000, 1.25), (1000, 2.5)) + 0.25,
+        "https://docs.x.ai/docs/models#tools-pricing",
+        "≥",
+        model="grok-4.3",
+    ),
+    c(
+        "tools of xAI in its ticks",
+        PLAIN_C | {"num_server_side_tools_used": 3, "cost_in_usd_ticks": 377_560_000},
+        0.037756,
+        XAI_COST,
+        model="grok-4.3",
+    ),
+    c(
+        "a model that searches",
+        PLAIN_C,
+        usd((100_000, 2.5), (1000, 10.0)) + 0.025,
+        OPENAI_PRICES,
+        "≤",
+        model="gpt-4o-search-preview",
+    ),
+    c(
+        "Perplexity's fee for a request",
+        PLAIN_C | {"search_context_size": "high"},
+        usd((100_000, 1.0), (1000, 1.0)) + 0.012,
+        PERPLEXITY_PRICES,
+        "≤",
+        model="sonar",
+        url="https://api.perplexity.ai",
+    ),
+    c(
+        "an answer that cites the web",
+        PLAIN_C,
+        COST_C + 0.02,
+        "https://openrouter.ai/docs/features/web-search",
+        "≤",
+        model="openai/gpt-5",
+        streamed=(True,),
+        body=lambda row, _: (
+            sse(
+                {
+                    "model": "openai/gpt-5",
+                    "choices": [{"index": 0, "delta": {"annotations": [{"type": "url_citation"}]}}],
+                }
+            )
+            + chat(row, True)
+        ),
+    ),
+    c(
+        "priority that was asked for, and nothing is told",
+        PLAIN_C,
+        COST_C,
+        "https://openai.com/api-priority-processing/",
+        "≤",
+        asked={"service_tier": "priority"},
+    ),
+    c(
+        "priority that was asked for, and not given",
+        PLAIN_C,
+        COST_C,
+        "https://openai.com/api-priority-processing/",
+        asked={"service_tier": "priority"},
+        more={"service_tier": "default"},
+    ),
+    c(
+        "flex that was asked for, and null is told",
+        PLAIN_C,
+        COST_C / 2,
+        "https://platform.openai.com/docs/guides/flex-processing",
+        "≤",
+        asked={"service_tier": "flex"},
+        more={"service_tier": None},
+    ),
+    c(
+        "audio that is more than the input",
+        {
+            "prompt_tokens": 1000,
+            "completion_tokens": 100,
+            "prompt_tokens_details": {"audio_tokens": 5000},
+        },
+        usd((1000, 32.0), (100, 10.0)),
+        CHAT_OBJECT,
+        model="gpt-audio",
+    ),
+    c("empty usage", {}, usd((20, 1.25), (100, 10.0)), CHAT_OBJECT, "≈", text=TEXT),
+    c(
+        "usage of zeros",
+        {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0},
+        usd((20, 1.25), (100, 10.0)),
+        CHAT_OBJECT,
+        "≈",
+        text=TEXT,
+    ),
+    c(
+        "NaN beside the usage",
+        PLAIN_C,
+        COST_C,
+        JSON,
+        change=instead(b'"index": 0', b'"index": 0, "logprobs": NaN'),
+    ),
+    c(
+        "a number beyond a float in the usage",
+        PLAIN_C,
+        COST_C,
+        JSON,
+        change=instead(b'"prompt_tokens"', b'"x": 1e999, "y": -Infinity, "prompt_tokens"'),
+    ),
+    c("a tab in a text", PLAIN_C, COST_C, JSON, change=instead(b"Hello.", b"Hel\tlo.")),
+    c("Latin-1 in a text", PLAIN_C, COST_C, JSON, change=instead(b"Hello.", b"Hell\xf4.")),
+    c(
+        "data in two lines",
+        PLAIN_C,
+        COST_C,
+        SSE,
+        streamed=(True,),
+        change=instead(b', "usage"', b',\ndata: "usage"'),
+    ),
+    c(
+        "two content encodings",
+        PLAIN_C,
+        COST_C,
+        "https://www.rfc-editor.org/rfc/rfc9110#section-8.4",
+        encoding="gzip, br",
+        change=lambda body: brotli.compress(gzip.compress(body)),
+    ),
+    c(
+        "two gzip members",
+        PLAIN_C,
+        COST_C,
+        "https://www.rfc-editor.org/rfc/rfc1952",
+        encoding="x-gzip",
+        change=lambda body: gzip.compress(body[:50]) + gzip.compress(body[50:]),
+    ),
+    c(
+        "an error after the role",
+        None,
+        0.0,
+        "https://openrouter.ai/docs/api-reference/errors",
+        "≥",
+        streamed=(True,),
+        body=stream(ROLE_C, ERROR_C),
+    ),
+    c(
+        "an error after details of thinking",
+        None,
+        usd((20, 1.25), (100, 10.0)),
+        "https://openrouter.ai/docs/use-cases/reasoning-tokens",
+        "≈",
+        streamed=(True,),
+        body=said_c(reasoning_details=[{"type": "reasoning.text", "text": TEXT}]),
+    ),
+    c(
+        "an error after hidden thinking",
+        None,
+        usd((20, 1.25), (300, 10.0)),
+        "https://openrouter.ai/docs/use-cases/reasoning-tokens",
+        "≈",
+        streamed=(True,),
+        body=said_c(reasoning_details=[{"type": "reasoning.encrypted", "data": "QUJD" * 300}]),
+    ),
+    c(
+        "an error after parts of content",
+        None,
+        usd((20, 1.25), (100, 10.0)),
+        "https://docs.mistral.ai/capabilities/reasoning",
+        "≈",
+        streamed=(True,),
+        body=said_c(content=[{"type": "thinking", "thinking": [{"type": "text", "text": TEXT}]}]),
+    ),
+    c(
+        "an error after thinking in two fields",
+        None,
+        usd((20, 1.25), (100, 10.0)),
+        "https://docs.vllm.ai/en/latest/features/reasoning_outputs.html",
+        "≈",
+        streamed=(True,),
+        body=said_c(reasoning=TEXT, reasoning_content=TEXT),
+    ),
+    c(
+        "an error after the name of a tool",
+        None,
+        usd((20, 1.25), (40, 10.0)),
+        "https://openrouter.ai/docs/api-reference/errors",
+        "≈",
+        streamed=(True,),
+        body=said_c(tool_calls=[{"index": 0, "function": {"name": "ls", "arguments": ""}}]),
+    ),
 ]
 
 # ---- Responses
@@ -1129,6 +1626,127 @@ RESPONSES_ROWS = [
         streamed=(True,),
         body=r_error(FAILED, CREATED, WORDS_R),
     ),
+    r(
+        "a response that is incomplete",
+        PLAIN_R,
+        COST_C,
+        RESPONSE_OBJECT,
+        more={"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}},
+    ),
+    r(
+        "a response that has failed and says its usage",
+        None,
+        COST_C,
+        RESPONSE_OBJECT,
+        streamed=(True,),
+        body=stream(
+            CREATED,
+            WORDS_R,
+            {"type": "response.failed", "response": FAILED_RESPONSE | {"usage": PLAIN_R}},
+        ),
+    ),
+    r(
+        "the end comes twice, the second time without usage",
+        None,
+        COST_C,
+        RESPONSE_OBJECT,
+        streamed=(True,),
+        body=stream(
+            WORDS_R,
+            {
+                "type": "response.completed",
+                "response": FAILED_RESPONSE | {"error": None, "usage": PLAIN_R},
+            },
+            {"type": "response.completed", "response": FAILED_RESPONSE | {"error": None}},
+        ),
+    ),
+    r(
+        "usage that is null at the end",
+        None,
+        usd((20, 1.25), (100, 10.0)),
+        RESPONSE_OBJECT,
+        "≈",
+        text=TEXT,
+    ),
+    r(
+        "a cache beside the input",
+        {"input_tokens": 10_000, "output_tokens": 1000, "cache_read_input_tokens": 90_000},
+        usd((10_000, 1.0), (90_000, 0.1), (1000, 5.0)),
+        LITELLM,
+        "≤",
+        model=HAIKU,
+    ),
+    r(
+        "reasoning that is more than the output, without a total",
+        {
+            "input_tokens": 1000,
+            "output_tokens": 100,
+            "output_tokens_details": {"reasoning_tokens": 900},
+        },
+        usd((1000, 1.25), (1000, 2.5)),
+        XAI,
+        "≤",
+        model="grok-4.3",
+    ),
+    r(
+        "a search in preview of a model that does not reason",
+        PLAIN_R,
+        usd((100_000, 2.0), (1000, 8.0)) + 0.025,
+        OPENAI_PRICES,
+        "≤",
+        model="gpt-4.1",
+        asked={"tools": [{"type": "web_search_preview"}]},
+        more=calls({"type": "search"}),
+    ),
+    r(
+        "a search in files",
+        PLAIN_R,
+        COST_C + 0.0025,
+        OPENAI_PRICES,
+        more={"output": [{"type": "file_search_call"}]},
+    ),
+    r(
+        "two uses of a container",
+        PLAIN_R,
+        COST_C + 0.03,
+        OPENAI_PRICES,
+        "≤",
+        more={"output": [{"type": "code_interpreter_call"}] * 2},
+    ),
+    r(
+        "flex",
+        PLAIN_R,
+        COST_C / 2,
+        "https://platform.openai.com/docs/guides/flex-processing",
+        asked={"service_tier": "flex"},
+        more={"service_tier": "flex"},
+    ),
+    r(
+        "priority that was asked for, and nothing is told",
+        PLAIN_R,
+        COST_C,
+        "https://openai.com/api-priority-processing/",
+        "≤",
+        asked={"service_tier": "priority"},
+    ),
+    r(
+        "an error after words without deltas",
+        None,
+        usd((20, 1.25), (100, 10.0)),
+        RESPONSE_OBJECT,
+        "≈",
+        streamed=(True,),
+        body=r_error(FAILED, CREATED, {"type": "response.output_text.done", "text": TEXT}),
+    ),
+    r(
+        "an error after a part of an image",
+        None,
+        usd((20, 1.25), (100, 10.0)),
+        "https://platform.openai.com/docs/guides/image-generation",
+        "≈",
+        streamed=(True,),
+        body=r_error(FAILED, CREATED, {"type": "response.image_generation_call.partial_image"}),
+    ),
 ]
 
 # ---- Gemini. 2.5 Flash: 0.30 and 2.50 USD, audio 1.00; from a cache 0.03, audio 0.10
@@ -1165,6 +1783,13 @@ WORDS_G = {
     "usageMetadata": {"promptTokenCount": 100_000},
 }
 IMAGE_MODEL = "gemini-2.5-flash-image"
+
+WAITS_G = {"promptTokenCount": 100_000}
+
+
+def part_g(usage: Any = WAITS_G, **part: Any) -> dict[str, Any]:
+    return {"candidates": [{"content": {"parts": [part]}}], "usageMetadata": usage}
+
 
 GEMINI_ROWS = [
     g("text", PLAIN_G, COST_G, GEMINI_PRICES),
@@ -1380,6 +2005,134 @@ GEMINI_ROWS = [
         "≥",
         streamed=(True,),
         body=g_error(WORDS_G),
+    ),
+    g(
+        "200 000 tokens are no long request",
+        {"promptTokenCount": 200_000, "candidatesTokenCount": 1000},
+        usd((200_000, 1.25), (1000, 10.0)),
+        GEMINI_PRICES,
+        model="gemini-2.5-pro",
+    ),
+    g(
+        "200 001 tokens are one, with its cache",
+        {
+            "promptTokenCount": 200_001,
+            "cachedContentTokenCount": 100_000,
+            "candidatesTokenCount": 1000,
+        },
+        usd((100_001, 2.5), (100_000, 0.25), (1000, 15.0)),
+        GEMINI_PRICES,
+        model="gemini-2.5-pro",
+    ),
+    g(
+        "input of a modality that is not named",
+        PLAIN_G | {"promptTokensDetails": by(modality_unspecified=80_000, text=20_000)},
+        usd((20_000, 0.3), (80_000, 1.0), (1000, 2.5)),
+        GEMINI_USAGE,
+        "≥",
+    ),
+    g(
+        "output of a modality that is not known",
+        PLAIN_G | {"candidatesTokensDetails": by(hologram=1000)},
+        usd((100_000, 0.3), (1000, 30.0)),
+        GEMINI_USAGE,
+        "≥",
+        model=IMAGE_MODEL,
+    ),
+    g(
+        "a cache that is larger than the input",
+        {
+            "promptTokenCount": 10_000,
+            "cachedContentTokenCount": 90_000,
+            "candidatesTokenCount": 1000,
+        },
+        usd((10_000, 0.3), (90_000, 0.03), (1000, 2.5)),
+        GEMINI_USAGE,
+        "≤",
+    ),
+    g(
+        "a tier that is told",
+        PLAIN_G | {"serviceTier": "SERVICE_TIER_FLEX"},
+        COST_G / 2,
+        "https://ai.google.dev/gemini-api/docs/flex-inference",
+        asked={"serviceTier": "flex"},
+    ),
+    g(
+        "priority that was asked for, and not given",
+        PLAIN_G | {"serviceTier": "standard"},
+        COST_G,
+        GEMINI_TIERS,
+        asked={"serviceTier": "priority"},
+    ),
+    g(
+        "priority that was asked for, and nothing is told",
+        PLAIN_G,
+        COST_G,
+        GEMINI_TIERS,
+        "≤",
+        asked={"serviceTier": "priority"},
+    ),
+    g(
+        "maps",
+        PLAIN_G,
+        COST_G + 0.025,
+        GEMINI_PRICES,
+        "≤",
+        asked={"tools": [{"googleMaps": {}}]},
+        more={"groundingMetadata": {"groundingChunks": [{"maps": {"uri": "x"}}]}},
+    ),
+    g(
+        "a search for images",
+        PLAIN_G,
+        COST_G + 0.014,
+        GEMINI_PRICES,
+        "≤",
+        more={"groundingMetadata": {"imageSearchQueries": ["a"]}},
+    ),
+    g(
+        "usage in the first event only",
+        None,
+        COST_G,
+        GEMINI_USAGE,
+        "≥",
+        streamed=(True,),
+        body=stream(part_g(PLAIN_G, text="x"), {"candidates": [{"finishReason": "STOP"}]}),
+    ),
+    g(
+        "a prompt that was blocked",
+        None,
+        usd((100_000, 0.3)),
+        "https://ai.google.dev/gemini-api/docs/safety-settings",
+        "≥",
+        streamed=(True,),
+        body=stream({"promptFeedback": {"blockReason": "SAFETY"}, "usageMetadata": WAITS_G}),
+    ),
+    g(
+        "an error after code",
+        None,
+        usd((100_000, 0.3), (100, 2.5)),
+        "https://ai.google.dev/gemini-api/docs/code-execution",
+        "≥",
+        streamed=(True,),
+        body=g_error(part_g(executableCode={"language": "PYTHON", "code": TEXT})),
+    ),
+    g(
+        "an error after hidden thoughts",
+        None,
+        usd((100_000, 0.3), (500, 2.5)),
+        "https://ai.google.dev/gemini-api/docs/thought-signatures",
+        "≥",
+        streamed=(True,),
+        body=g_error(part_g(WAITS_G | {"thoughtsTokenCount": 500}, thoughtSignature="QUJD")),
+    ),
+    g(
+        "a call without arguments, and then an error",
+        None,
+        usd((100_000, 0.3), (20, 2.5)),
+        GEMINI_USAGE,
+        "≥",
+        streamed=(True,),
+        body=g_error(part_g(functionCall={"name": "ls"})),
     ),
 ]
 

@@ -54,6 +54,15 @@ def test_the_last_reply_is_a_part_of_the_next_input_and_its_tokens_are_known() -
     assert estimates.input("r", call(1000)).tokens == 1001
 
 
+@pytest.mark.parametrize("told", [100, 1000])
+def test_the_reply_to_a_call_beside_a_conversation_is_no_part_of_it(told: int) -> None:
+    """As to the one for its title, which Codex asks for in a terminal."""
+    estimates = Estimates()
+    estimates.learn("r", call(1000), Tokens(input=1000, output=2000), 9000)
+    estimates.learn("r", call(told), Tokens(input=told, output=10), 40)
+    assert estimates.input("r", call(5000)).tokens == 1 + 1000 + 2500 + 1000
+
+
 def test_the_highest_ratio_counts_and_falls_slowly() -> None:
     assert learnt((1000, 1600), (1100, 880)).input("r", call(1000)).tokens == 1 + 1500
     assert learnt((1000, 800), (1100, 1760)).input("r", call(1000)).tokens == 1 + 1600

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 
@@ -68,3 +69,11 @@ def test_what_a_process_does_meanwhile_does_not_change_who_it_is() -> None:
             assert with_steady_ancestors(process.pid, look) == [process.pid, os.getpid()]
         finally:
             process.kill()
+
+
+def test_a_socket_tells_which_process_has_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        with socket.create_connection(server.getsockname()) as connection:
+            inode = os.fstat(connection.fileno()).st_ino
+            assert kernel.holders({inode}) == {inode: os.getpid()}
+        assert kernel.holders({inode}) == {}

@@ -68,10 +68,11 @@ _PRICES: dict[str, Price] = {
     "copilot": OPENAI,
 }
 OFFICIAL = {
-    "api.anthropic.com": "claude",
-    "api.openai.com": "codex",
-    "chatgpt.com": "codex",
-    "generativelanguage.googleapis.com": "gemini",
+    "api.anthropic.com": ("claude", "opencode"),
+    "api.openai.com": ("codex",),
+    "dashscope.aliyuncs.com": ("qwen",),
+    "chatgpt.com": ("codex",),
+    "generativelanguage.googleapis.com": ("gemini",),
 }
 """The agents that call their model at these hosts."""
 _ACCOUNTS = b"""{"account_ordering": ["an-account"], "accounts": [
@@ -195,7 +196,8 @@ class _Handler(BaseHTTPRequestHandler):
         path = urlsplit(self.path).path
         data = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         data = Coding(self.headers.get("Content-Encoding", "")).feed(data, 1 << 24)
-        talk = self.server.talks.get(OFFICIAL.get(self.headers["Host"]) or path.split("/")[1])
+        names = OFFICIAL.get(self.headers["Host"] or "", (path.split("/")[1],))
+        talk = next((found for name in names if (found := self.server.talks.get(name))), None)
         if talk is not None and talk.dialect.asks(path):
             talk.credentials |= {
                 value

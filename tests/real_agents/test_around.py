@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from tests.harness import wait_until
-from tests.real_agents.clis import CLAUDE, CODEX, GEMINI_CLI, Cli, packages
+from tests.real_agents.clis import CLAUDE, CODEX, GEMINI_CLI, OPENCODE, Cli, packages
 from tests.real_agents.conftest import MakeDesk
 from tests.real_agents.desk import Desk, in_a_terminal
-from tests.real_agents.script import Say, Shell, Write
+from tests.real_agents.script import Say, Shell, Stall, Write
 from tests.real_agents.test_bill import CONFIG
 
 LIMIT = 0.5
@@ -136,3 +136,15 @@ def test_a_program_that_makes_no_call_is_not_ended(
     (run,) = at.listed()
     assert run["status"] == "completed"
     assert "gateway_bypassed" not in at.daemon.log.read_text()
+
+
+def test_a_program_that_saves_no_session_is_seen_by_what_its_connection_carries(
+    desk: MakeDesk, containment: str
+) -> None:
+    at = desk(config=CONFIG, mode=containment, opencode=[Stall("word " * 400)])
+    command = script(at, HOW["exec"].format(cleared(at, OPENCODE.as_text)))
+    at.sfactl("run", "--limit", f"cost={LIMIT}", "--timeout", "2m", *command)
+    (run,) = at.listed()
+    assert run["status"] == "failed"
+    assert "it calls its model around the gateway" in run["reason"]["message"]
+    assert len(at.talk(OPENCODE).bills) <= 2, "the first call and that for its title"

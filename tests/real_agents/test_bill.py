@@ -111,6 +111,6 @@ def until_bounded(at: Desk, client: Any, action: str) -> None:
             and "refused" in at.sfactl("calls", "--all", "--refused", "--json").stdout
         )
 
-    wait_until(over, "the limit acts", seconds=90)
+    wait_until(over, "the limit acts", seconds=180)
     if client.poll() is None:
         at.sfactl("stop", "--all")

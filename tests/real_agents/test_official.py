@@ -13,11 +13,11 @@ import pytest
 import trustme
 
 from tests.conftest import Start
-from tests.real_agents.clis import CLAUDE, CODEX, GEMINI_CLI, Cli, environment
+from tests.real_agents.clis import CLAUDE, CODEX, GEMINI_CLI, OPENCODE, QWEN, Cli, environment
 from tests.real_agents.conftest import MakeDesk
 from tests.real_agents.desk import Desk
 from tests.real_agents.model import OFFICIAL, serving
-from tests.real_agents.script import Reply
+from tests.real_agents.script import Reply, Stall
 from tests.real_agents.test_around import HOW, LIMIT, assert_ended, cleared, script, writing
 from tests.real_agents.test_bill import CONFIG
 from tests.real_agents.test_gateway import CODEX_QUIET
@@ -44,7 +44,8 @@ def official(commands: Path, start: Start, tmp_path: Path) -> Iterator[MakeDesk]
             model = stack.enter_context(serving(scripts, tls, (host, 443)))
             daemon = start(config=config, wrap=wrap)
             own = environment(tmp_path / "home", model.url)
-            env = {name: value for name, value in own.items() if not name.endswith("_BASE_URL")}
+            led = ("_BASE_URL", "OPENCODE_CONFIG_CONTENT")
+            env = {name: value for name, value in own.items() if not name.endswith(led)}
             kept = {name: value for name, value in daemon.env.items() if name.startswith("SFAD_")}
             path = {"PATH": f"{commands}:{os.environ['PATH']}"}
             trusts = dict.fromkeys(TRUSTS, str(tmp_path / "ca.pem"))
@@ -61,6 +62,7 @@ def official(commands: Path, start: Start, tmp_path: Path) -> Iterator[MakeDesk]
         (CODEX, "api.openai.com"),
         (CODEX, "chatgpt.com"),
         (GEMINI_CLI, "generativelanguage.googleapis.com"),
+        (QWEN, "dashscope.aliyuncs.com"),
     ],
     ids=lambda value: getattr(value, "name", value),
 )
@@ -74,8 +76,23 @@ def test_a_run_ends_before_the_second_call_to_the_official_address(
     settings.with_name("auth.json").write_text(login)
     command = script(at, HOW["exec"].format(cleared(at, program.as_text)))
     at.sfactl("run", "--limit", f"cost={LIMIT}", "--timeout", "5m", *command)
-    talk, (run,) = at.talk(program), at.listed()
-    (bill,) = talk.bills
+    (bill,), (run,) = at.talk(program).bills, at.listed()
     assert_ended(run, bill)
-    asked = [each for each in at.model.seen if talk.dialect.asks(each.target.partition("?")[0])]
-    assert {each.headers["host"] for each in asked} == {host}
+    assert hosts(at, program) == {host}
+
+
+def hosts(at: Desk, program: Cli) -> set[str]:
+    """Return where the program has called its model."""
+    asks = at.talk(program).dialect.asks
+    return {each.headers["host"] for each in at.model.seen if asks(each.target.partition("?")[0])}
+
+
+@pytest.mark.needs("root")
+def test_so_does_opencode_which_saves_no_session_while_a_reply_comes(official: MakeDesk) -> None:
+    at = official(config=CONFIG, opencode=[Stall("word " * 400)])
+    command = script(at, HOW["exec"].format(cleared(at, OPENCODE.as_text)))
+    at.sfactl("run", "--limit", f"cost={LIMIT}", "--timeout", "2m", *command)
+    (run,) = at.listed()
+    assert run["status"] == "failed"
+    assert "it calls its model around the gateway" in run["reason"]["message"]
+    assert hosts(at, OPENCODE) == {"api.anthropic.com"}

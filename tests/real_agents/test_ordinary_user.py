@@ -18,11 +18,20 @@ from pathlib import Path
 import pytest
 
 from tests.harness import running, wait_until
-from tests.real_agents.clis import CLAUDE, CODEX, GEMINI_CLI, Cli, environment, packages
+from tests.real_agents.clis import (
+    CLAUDE,
+    CODEX,
+    GEMINI_CLI,
+    OPENCODE,
+    QWEN,
+    Cli,
+    environment,
+    packages,
+)
 from tests.real_agents.conftest import MakeDesk
 from tests.real_agents.desk import Desk, in_a_terminal
 from tests.real_agents.model import serving
-from tests.real_agents.script import Reply, Write
+from tests.real_agents.script import Reply, Stall, Write
 from tests.real_agents.test_around import (
     CALL,
     HOW,
@@ -148,7 +157,7 @@ def carry_out(at: Desk, program: Cli, way: str, words: Sequence[str]) -> None:
     if way == "terminal":
         command = ("--stdio", "inherit", "--", *program.in_terminal)
         with in_a_terminal(at, *words, *command) as client:
-            wait_until(lambda: client.poll() is not None, "the limit has ended it", seconds=90)
+            wait_until(lambda: client.poll() is not None, "the limit has ended it", seconds=180)
         return
     commands = {
         "named": program.by_name,
@@ -170,7 +179,13 @@ def assert_bounded(at: Desk, bills: Sequence[float]) -> None:
     ("program", "way"),
     [
         pytest.param(program, way, id=f"{program.name}-{way}")
-        for program, sample in ((CLAUDE, "terminal"), (CODEX, "script"))
+        for program, sample in (
+            (CLAUDE, "terminal"),
+            (CODEX, "script"),
+            (GEMINI_CLI, None),
+            (OPENCODE, None),
+            (QWEN, None),
+        )
         for way in WAYS
         if way == sample or os.environ.get("SFAD_TEST_AGENTS") == "all"
     ],
@@ -195,6 +210,9 @@ def test_the_bill_of_an_ordinary_user_stays_below_its_limit(
         (GEMINI_CLI, "exec"),
         (GEMINI_CLI, "below"),
         (GEMINI_CLI, "alone"),
+        (QWEN, "exec"),
+        (QWEN, "below"),
+        (QWEN, "alone"),
     ],
     ids=lambda value: getattr(value, "name", value),
 )
@@ -209,6 +227,19 @@ def test_a_run_of_an_ordinary_user_ends_before_the_second_call_around_the_gatewa
     (bill,), (run,) = at.talk(program).bills, at.listed()
     assert_ended(run, bill)
     assert "at least" in at.sfactl("info", run["id"]).stdout
+
+
+@pytest.mark.parametrize("how", ["exec", "alone"])
+def test_so_does_opencode_which_saves_no_session_while_a_reply_comes(
+    untracked: Callable[..., Desk], how: str
+) -> None:
+    at = untracked(opencode=[Stall("word " * 400)])
+    line = cleared(at, OPENCODE.as_text)
+    command = ["--", *shlex.split(line)] if how == "alone" else script(at, HOW[how].format(line))
+    at.sfactl("run", "--limit", f"cost={LIMIT}", "--timeout", "2m", *command)
+    (run,) = at.listed()
+    assert run["status"] == "failed"
+    assert "it calls its model around the gateway" in run["reason"]["message"]
 
 
 @pytest.mark.parametrize("way", ["named", "text", "script"])

@@ -208,17 +208,21 @@ class Spending:
                 and (budget.scope, budget.name, budget.begins) not in periods
             ):
                 continue  # it was charged to an earlier period
-            if not change:
-                continue
-            budget.charged += change
-            self._charged = True
-            self._ctx.do(c.Charge(budget.scope, budget.name, change))
-            if not budget.near and budget.used >= self._ctx.policy.nearing * budget.allowed:
+            if change:
+                budget.charged += change
+                self._charged = True
+                self._ctx.do(c.Charge(budget.scope, budget.name, change))
+            if not budget.near and self._has_used(budget, self._ctx.policy.nearing):
                 budget.near = True
                 self._publish(EventType.LIMIT_NEARING, run, budget)
-            if not budget.over and budget.used >= budget.allowed:
+            if not budget.over and self._has_used(budget, 1):
                 budget.over = True
                 self._publish(EventType.LIMIT_EXCEEDED, run, budget)
+
+    def _has_used(self, budget: Budget, part: float) -> bool:
+        """Return whether so much of a budget is used. What is only reserved may be given back."""
+        most = part * budget.allowed
+        return budget.used >= most and budget.used - self.reserved_of(budget) >= most
 
     def budgets_of(self, run: Run) -> Sequence[Budget]:
         """Return the budgets that a run is charged to: none, if another node has granted its tree

@@ -13,7 +13,7 @@ call, and more of it where another explanation is likely.
 import math
 import socket
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
@@ -27,7 +27,7 @@ from ...core.state.tree import typed_bounds
 from ...host.callers import ConnectionTable, Opened
 from ...host.tasks import in_thread
 from ...processes import kernel
-from ...processes.launcher import Launcher
+from ...processes.launcher import Launcher, Unidentifiable
 from ...protocol.types import RunId
 from ...runs.live import Live
 
@@ -67,6 +67,7 @@ class Traffic:
 
     last: Opened
     at: float
+    run: RunId | None = None
     request: int = 0
     segments: int = 0
     reply: int = 0
@@ -139,13 +140,8 @@ class ConnectionWatch:
             self._seen.set()
 
     def _should_call(self, live: Live) -> bool:
-        """Return whether calls of the run should come through the gateway, and the kernel can
-        tell that others are its own."""
-        return (
-            live.gated
-            and "connection" not in live.run.bypassed
-            and self._launcher.containment == "cgroup"
-        )
+        """Return whether calls of the run should come through the gateway."""
+        return live.gated and "connection" not in live.run.bypassed
 
     async def serve(self) -> None:
         pause = LOOK_EVERY
@@ -180,19 +176,43 @@ class ConnectionWatch:
         wanted = {api for each in apis.values() for api in each}
         try:
             found = await in_thread(self._addresses.reached, wanted, abandon=True)
+            runs = await self._runs_of({connection for connection, _ in found})
         except OSError:
             return False  # no thread, or no answer of the kernel: the next look may have one
-        now, before, carried = trio.current_time(), self._traffic, False
-        self._traffic = {}
+        now, known, looked_at, carried = (
+            trio.current_time(),
+            dict[int, Traffic](),
+            set[int](),
+            False,
+        )
         for connection, api in found:
-            run = self._launcher.run_of_cgroup(connection.cgroup)
-            if run is None or api not in apis.get(run, ()) or connection.number in self._traffic:
-                continue
-            fresh = Traffic(connection.before, now)
-            traffic = self._traffic[connection.number] = before.get(connection.number, fresh)
-            carried |= traffic.take(connection, now)
-            self._tell(run, api, traffic)
+            number = connection.number
+            traffic = known.get(number) or self._traffic.get(number)
+            if traffic is None:
+                traffic = Traffic(connection.before, now, runs.get(number))
+            known[number] = traffic
+            run = traffic.run
+            if run is not None and api in apis.get(run, ()) and number not in looked_at:
+                looked_at.add(number)
+                carried |= traffic.take(connection, now)
+                self._tell(run, api, traffic)
+        self._traffic = known
         return carried
+
+    async def _runs_of(self, connections: Iterable[Opened]) -> dict[int, RunId | None]:
+        """Return the runs of connections that were not seen before, by the connections' numbers.
+        Without cgroups a process that has it tells whose one is."""
+        fresh = [each for each in connections if each.number not in self._traffic]
+        if self._launcher.containment == "cgroup":
+            return {each.number: self._launcher.run_of_cgroup(each.cgroup) for each in fresh}
+        inodes = {each.inode for each in fresh}
+        holders = await in_thread(kernel.holders, inodes, abandon=True) if inodes else {}
+        return {each.number: self._run_of(holders.get(each.inode)) for each in fresh}
+
+    def _run_of(self, pid: int | None) -> RunId | None:
+        with suppress(Unidentifiable):
+            return None if pid is None else self._launcher.run_of(pid, None)
+        return None
 
     def _tell(self, run: RunId, api: Api, traffic: Traffic) -> None:
         live, programs = self._live.get(run), [*self._programs.get(run, {}).values()]

@@ -143,8 +143,11 @@ class _AnthropicReader(ReplyReader):
             self.told = isinstance(event.usage, dict)
             self.cut = event.delta is not None and event.delta.stop_reason == "max_tokens"
         elif event.type == "content_block_start" and event.content_block is not None:
-            if event.content_block.type == "tool_use" and len(self._calls) < MAX_TOOL_USES:
-                self._calls[event.index] = OpenToolUse(event.content_block.name)
+            block = event.content_block
+            # an empty block of text may be followed by an error alone
+            self.begun |= block.type not in {"text", "thinking"}
+            if block.type == "tool_use" and len(self._calls) < MAX_TOOL_USES:
+                self._calls[event.index] = OpenToolUse(block.name)
         elif event.type == "content_block_delta" and event.delta is not None:
             delta = event.delta
             self.written += counters.size(delta.text, delta.thinking, delta.partial_json)
@@ -195,7 +198,8 @@ class _AnthropicReader(ReplyReader):
         self.others = {}
         for each in iterations if isinstance(iterations, list) else ():
             kind = each.get("type") if isinstance(each, dict) else None
-            more = anthropic_usage(each).tokens
+            more, *_, lost = anthropic_usage(each)[:3]
+            said = said._replace(lost=said.lost | lost)
             if kind == "compaction":
                 tokens = counters.plus(said.tokens, more)
                 said = said._replace(tokens=tokens, sure=tokens)

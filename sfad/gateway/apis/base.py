@@ -204,6 +204,8 @@ class ReplyReader(ABC):
         """The error that it tells instead of an answer, or after a part of one."""
         self.media: dict[Modality, int] = {}
         """Tokens of what has come that is not text: an estimate."""
+        self.begun = False
+        """A part of the answer has come, also if it is none that can be measured."""
         self.fees_usd = 0.0
         """What the provider's tools have cost."""
         self.unsure_fees_usd = 0.0
@@ -371,7 +373,14 @@ class Api(ABC):
         prices of a model by. That a tier is cheaper counts only where the reply tells it, because
         an upstream may not have it."""
         only_asked = [tier for name, tier in asked.items() if name not in told]
-        least = (max(1.0, factor_of(self.factors, model, [tier])) for tier in only_asked)
+        most = (max(1.0, factor_of(self.factors, model, [tier])) for tier in only_asked)
+        return prod(most, start=factor_of(self.factors, model, told.values()))
+
+    def least_factor(self, model: str, asked: Mapping[str, str], told: Mapping[str, str]) -> float:
+        """Return what `factor` is at least: a dearer tier that was asked for is not always what a
+        call has got."""
+        only_asked = [tier for name, tier in asked.items() if name not in told]
+        least = (min(1.0, factor_of(self.factors, model, [tier])) for tier in only_asked)
         return prod(least, start=factor_of(self.factors, model, told.values()))
 
     def is_free(self, method: str, path: str) -> bool:
@@ -559,14 +568,20 @@ MOST_USES = 10
 ANTHROPIC_FEES = {"web_search": 0.01}
 OPENAI_FEES = {
     "web_search": 0.01,
+    "web_search_preview": 0.025,
     "file_search": 0.0025,
     "code_interpreter": 0.03,
     "image_generation": 0.25,
 }
 """USD for a use (https://platform.claude.com/docs/en/about-claude/pricing,
-https://openai.com/api/pricing): of a container for the smallest, of an image for the dearest."""
-GEMINI_SEARCH, GEMINI_QUERY = 0.035, 0.014
-"""USD for a grounded reply of Gemini 2, for a query of Gemini 3
+https://openai.com/api/pricing): of a container for the smallest, of an image for the dearest; of a
+search in preview that of models that do not reason."""
+CHAT_SEARCH, LEAST_SEARCH = 0.025, 0.005
+"""USD for a reply that searched the web, at most and at least: OpenAI's search models, Perplexity's
+request fee (https://docs.perplexity.ai/getting-started/pricing), OpenRouter's plug-in
+(https://openrouter.ai/docs/features/web-search)."""
+GEMINI_SEARCH, GEMINI_QUERY, GEMINI_MAPS = 0.035, 0.014, 0.025
+"""USD for a grounded reply of Gemini 2, for a query of Gemini 3, for a reply grounded in Maps
 (https://ai.google.dev/gemini-api/docs/pricing). The free ones of each day are taken to be used
 up."""
 

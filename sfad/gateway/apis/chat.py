@@ -9,7 +9,9 @@ from ...agents import counters
 from ...agents.lenient import LenientDecoder, lenient
 from ...agents.line_meter import OPENAI_FACTORS
 from .base import (
+    CHAT_SEARCH,
     IMAGE_OUTPUT,
+    LEAST_SEARCH,
     MAX_TOOL_USES,
     MODEL_MAX,
     Api,
@@ -48,6 +50,10 @@ class _ChatSaid(msgspec.Struct):
     reasoning_content: Any = None
     reasoning: Any = None
     """As some servers call it."""
+    reasoning_details: Any = None
+    """OpenRouter's, beside that (https://openrouter.ai/docs/use-cases/reasoning-tokens)."""
+    annotations: list[Any] | None = None
+    """What the answer cites."""
     refusal: Any = None
     tool_calls: list[_ChatCall] | None = None
     audio: _ChatAudio | None = None
@@ -77,7 +83,13 @@ class _ChatCompletion(msgspec.Struct):
     usage: Any = None
     x_groq: _GroqPart | None = None
     service_tier: Any = None
+    search_results: Any = None
+    """Perplexity's."""
     error: Any = None
+
+
+_SEARCHES = re.compile(r"-search-(?:api|preview)|(?:^|/)sonar|:online$")
+"""Models that search the web for each answer."""
 
 
 class _ChatApi(Api):
@@ -104,6 +116,11 @@ class _ChatApi(Api):
             streams=request.flag("stream"),
             caches=True,
             tiers=request.words("service_tier"),
+            fees_usd=CHAT_SEARCH
+            if _SEARCHES.search(model)
+            or request.raw("web_search_options") is not None
+            or b'"web"' in bytes(request.raw("plugins") or b"")
+            else 0.0,
             text_only=lenient(list[str], bytes(request.raw("modalities") or b""), None) == ["text"],
             **held(holding),
         )
@@ -164,9 +181,13 @@ class _ChatReader(ReplyReader):
         self._count(completion)
 
     def _say(self, choice: int, said: _ChatSaid, *, whole: bool = False) -> None:
-        self.written += counters.size(
-            said.content, said.reasoning_content, said.reasoning, said.refusal
-        )
+        # some servers tell the same thinking in several fields
+        thinking = (said.reasoning_content, said.reasoning, said.reasoning_details)
+        self.written += max(counters.size(_text(each)) for each in thinking)
+        self.written += counters.size(_text(said.content), said.refusal)
+        self.begun |= bool(said.reasoning_details or said.tool_calls)
+        if any(_cites(each) for each in said.annotations or ()):
+            self._search()
         if said.audio is not None:
             self.written += counters.size(said.audio.transcript)
             self.shown("audio", pcm_tokens(said.audio.data))
@@ -181,6 +202,9 @@ class _ChatReader(ReplyReader):
             open_.add(call.function.arguments)
             self.written += counters.size(call.function.arguments)
 
+    def _search(self) -> None:
+        self.fees_usd, self.unsure_fees_usd = CHAT_SEARCH, CHAT_SEARCH - LEAST_SEARCH
+
     def _finish(self) -> None:
         self._finished = True
         for call in self._calls.values():
@@ -191,6 +215,8 @@ class _ChatReader(ReplyReader):
         self.cut |= any(choice.finish_reason == "length" for choice in completion.choices)
         self.tiers = words(service_tier=completion.service_tier) or self.tiers
         self.serve(completion.model)
+        if completion.search_results or _SEARCHES.search(self.model):
+            self._search()
         for error in (completion.error, *(choice.error for choice in completion.choices)):
             self.fail(error)
         groq = completion.x_groq.usage if completion.x_groq is not None else None
@@ -201,6 +227,20 @@ class _ChatReader(ReplyReader):
             self._tells = True
         # some servers tell in each event what has come by then, and some before the last words
         self.told = self._tells and self._finished
+
+
+def _text(content: Any) -> str:
+    """Return the words of a content, which is a text, or parts of which some are thinking
+    (https://docs.mistral.ai/capabilities/reasoning)."""
+    if isinstance(content, dict):
+        return "".join(_text(content.get(name)) for name in ("text", "thinking", "summary"))
+    if isinstance(content, list):
+        return "".join(map(_text, content))
+    return content if isinstance(content, str) else ""
+
+
+def _cites(annotation: Any) -> bool:
+    return isinstance(annotation, dict) and annotation.get("type") == "url_citation"
 
 
 _COMPLETION = LenientDecoder(_ChatCompletion)

@@ -10,6 +10,7 @@ from ...agents.lenient import LenientDecoder, lenient
 from ...agents.line_meter import GEMINI_FACTORS
 from .base import (
     ANY_PREFIX,
+    GEMINI_MAPS,
     GEMINI_QUERY,
     GEMINI_SEARCH,
     IMAGE_OUTPUT,
@@ -40,8 +41,14 @@ class _GeminiBlob(msgspec.Struct, rename="camel"):
     data: Any = None
 
 
+class _GeminiCode(msgspec.Struct):
+    code: Any = None
+
+
 class _GeminiPart(msgspec.Struct, rename="camel"):
     text: Any = None
+    executable_code: _GeminiCode | None = None
+    thought_signature: Any = None
     function_call: _GeminiFunctionCall | None = None
     inline_data: _GeminiBlob | None = None
 
@@ -52,6 +59,8 @@ class _GeminiContent(msgspec.Struct):
 
 class _GeminiGrounding(msgspec.Struct, rename="camel"):
     web_search_queries: list[Any] | None = None
+    image_search_queries: list[Any] | None = None
+    grounding_chunks: list[dict[str, msgspec.Raw]] | None = None
 
 
 class _GeminiCandidate(msgspec.Struct, rename="camel"):
@@ -118,7 +127,7 @@ class _GeminiApi(Api):
             streams=path[2].startswith("stream"),
             continues=request.raw("cachedContent") is not None,
             tiers=words(serviceTier=_tier(request.word("serviceTier"))),
-            fees_usd=MOST_USES * GEMINI_QUERY if _SEARCHES & _names(request.raw("tools")) else 0.0,
+            fees_usd=_most_fees(_names(request.raw("tools"))),
             text_only=lenient(list[str], bytes(config.raw("responseModalities") or b""), None)
             == ["TEXT"],
             **held(holding),
@@ -155,15 +164,32 @@ class _GeminiApi(Api):
 _SEARCHES = {"googleSearch", "google_search", "googleSearchRetrieval", "google_search_retrieval"}
 
 
+_MAPS = {"googleMaps", "google_maps"}
+
+
+def _most_fees(tools: set[str]) -> float:
+    searches = MOST_USES * GEMINI_QUERY if tools & _SEARCHES else 0.0
+    return searches + (GEMINI_MAPS if tools & _MAPS else 0.0)
+
+
 def _names(tools: bytes | None) -> set[str]:
     """Return the names of the tools that a request offers."""
     offered = lenient(list[dict[str, msgspec.Raw]], bytes(tools or b""), [])
     return {name for tool in offered for name in tool}
 
 
-def _tier(told: str | None) -> str | None:
-    """Return the tier of a request: `priority`, also where it is written as in the protocol."""
-    return told.removeprefix("SERVICE_TIER_").lower() if told is not None else None
+def _tier(told: Any) -> str | None:
+    """Return the tier of a request or reply: `priority`, also where it is written as in the
+    protocol."""
+    return told.removeprefix("SERVICE_TIER_").lower() if isinstance(told, str) else None
+
+
+def _fees(told: _GeminiGrounding) -> float:
+    """Return what the searches of a reply cost at most."""
+    queries = len([*(told.web_search_queries or ()), *(told.image_search_queries or ())])
+    maps = any("maps" in chunk for chunk in told.grounding_chunks or ())
+    searches = max(GEMINI_SEARCH, queries * GEMINI_QUERY) if queries else 0.0
+    return searches + (GEMINI_MAPS if maps else 0.0)
 
 
 class _GeminiReader(ReplyReader):
@@ -188,17 +214,17 @@ class _GeminiReader(ReplyReader):
     def _take(self, generated: _GeminiGenerated) -> None:
         for candidate in generated.candidates:
             for part in candidate.content.parts if candidate.content is not None else ():
-                self.written += counters.size(part.text)
+                code = part.executable_code.code if part.executable_code is not None else None
+                self.written += counters.size(part.text, code)
+                self.begun |= part.thought_signature is not None
                 if part.inline_data is not None:
                     self._show(part.inline_data)
                 if part.function_call is not None:
                     self.written += counters.size(part.function_call.args)
                     self.use(tool_use(part.function_call.name, bytes(part.function_call.args)))
-            if candidate.grounding_metadata is not None and (
-                queries := candidate.grounding_metadata.web_search_queries
-            ):
-                self.fees_usd = max(self.fees_usd, GEMINI_SEARCH, len(queries) * GEMINI_QUERY)
-                self.unsure_fees_usd = self.fees_usd
+            if candidate.grounding_metadata is not None:
+                fees = _fees(candidate.grounding_metadata)
+                self.fees_usd = self.unsure_fees_usd = max(self.fees_usd, fees)
         self.cut |= any(
             candidate.finish_reason == "MAX_TOKENS" for candidate in generated.candidates
         )
@@ -209,6 +235,7 @@ class _GeminiReader(ReplyReader):
         if isinstance(usage, dict):  # each event repeats it, with what has come by then
             self._usage |= {name: told for name, told in usage.items() if told is not None}
             self.take_usage(gemini_usage(self._usage))
+            self.tiers = words(serviceTier=_tier(self._usage.get("serviceTier")))
             self.told = self._finished
 
     def _show(self, blob: _GeminiBlob) -> None:

@@ -86,6 +86,10 @@ _UNSURE_FEES = {"code_interpreter_call", "image_generation_call"}
 """Several calls may share a container, and most images cost less than the dearest."""
 
 
+_UNREASONING = re.compile(r"gpt-4")
+"""Models for which a search in preview costs more than another one."""
+
+
 def openai_refusal(message: str, retry_after: int | None, status: int) -> bytes:
     """https://platform.openai.com/docs/guides/error-codes"""
     kind, code = "invalid_request_error", "refused_by_gateway"
@@ -142,6 +146,8 @@ class _ResponsesApi(Api):
 class _ResponsesReader(ReplyReader):
     def event(self, data: bytes) -> None:
         event = _EVENT.decode(data)
+        # the others tell of the whole response
+        self.begun |= event.type.startswith("response.") and event.response is None
         if event.type == "error":
             self.fail(event.error or event.message or event.type)
         elif event.type.endswith(".delta"):
@@ -161,8 +167,12 @@ class _ResponsesReader(ReplyReader):
 
     def _call(self, item: _ResponsesItem) -> None:
         fee = 0.0 if _is_look(item) else fee_of_use(OPENAI_FEES, item.type)
+        unsure = fee if item.type in _UNSURE_FEES else 0.0
+        if fee and item.type == "web_search_call" and _UNREASONING.match(self.model):
+            most = OPENAI_FEES["web_search_preview"]
+            fee, unsure = most, most - fee  # the reply does not tell which it was
         self.fees_usd += fee
-        self.unsure_fees_usd += fee if item.type in _UNSURE_FEES else 0.0
+        self.unsure_fees_usd += unsure
         if item.type in _CALLS:
             told = next(
                 (each for each in (item.arguments, item.input) if isinstance(each, str)), ""

@@ -5,6 +5,7 @@ A field that is missing, null, negative or of another type loses that field only
 and cannot be read is noted: the figures are then a lower bound.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, get_args
@@ -75,9 +76,11 @@ class _Fields:
                 self.lost.add(name)
             for each in value if isinstance(value, list) else ():
                 part = _Fields(each, self.lost)
-                mode = str(part.get("modality")).lower()
+                mode, count = str(part.get("modality")).lower(), part.count("tokenCount")
                 if mode in MODALITIES:
-                    found[mode] = found.get(mode, 0) + part.count("tokenCount")
+                    found[mode] = found.get(mode, 0) + count
+                elif count and mode not in {"text", "document"}:
+                    self.lost.add(name)  # a modality that has come later may cost more
         return found
 
 
@@ -86,43 +89,74 @@ def openai_usage(usage: Any) -> Said:
 
     - DeepSeek says `prompt_cache_hit_tokens` (https://api-docs.deepseek.com/guides/kv_cache);
     - Moonshot and Together say `cached_tokens`, Mistral `num_cached_tokens`, beside the details;
-    - LiteLLM and OpenRouter say what was written to a cache, by names of their own and Anthropic's;
+    - LiteLLM, OpenRouter and Alibaba say what was written to a cache, by names of their own and
+      Anthropic's (https://www.alibabacloud.com/help/en/model-studio/context-cache);
     - xAI counts reasoning beside `completion_tokens`, in `total_tokens`
       (https://docs.x.ai/docs/guides/reasoning), as Google does in its OpenAI form.
     """
     told = _Fields(usage)
     into = told.inner("prompt_tokens_details", "input_tokens_details", "prompt_token_details")
     out = told.inner("completion_tokens_details", "output_tokens_details")
-    lives = into.inner("cache_creation_token_details")
+    lives = into.inner("cache_creation_token_details", "cache_creation")
     lives = told.inner("cache_creation") if lives.of is None else lives
     output = told.count("completion_tokens", "output_tokens")
     total = told.count("prompt_tokens", "input_tokens")
-    total = total or max(0, told.count("total_tokens") - output)
-    tokens = counters.tokens_in_all(
+    in_all = told.count("total_tokens")
+    total = total or max(0, in_all - output)
+    tokens, least = _with_caches(
         total=total,
         read=into.count("cached_tokens")
         or told.count(
             "cached_tokens", "prompt_cache_hit_tokens", "num_cached_tokens",
             "cache_read_input_tokens",
         ),
-        written=into.count("cache_write_tokens", "cache_creation_tokens")
+        written=into.count(
+            "cache_write_tokens", "cache_creation_tokens", "cache_creation_input_tokens"
+        )
         or told.count("cache_write_tokens", "cache_creation_input_tokens"),
         output=output,
+        in_all=in_all,
     )  # fmt: skip
-    tokens = _long(tokens, lives.count("ephemeral_1h_input_tokens"))
-    beside = max(0, told.count("total_tokens") - total - output)
+    long = lives.count("ephemeral_1h_input_tokens")
+    beside = max(0, in_all - tokens.input - output)
     reasoning = out.count("reasoning_tokens")
+    if not in_all and reasoning > output:
+        beside, reasoning = reasoning, 0  # it is not a part of the output; nothing confirms that
     spoken, read = out.by_modality(), into.inner("cached_tokens_details")
     said = _said(
-        tokens, into.by_modality(), None if read.of is None else read.by_modality(), spoken
+        _long(tokens, long),
+        _long(least, long),
+        into.by_modality(),
+        None if read.of is None else read.by_modality(),
+        spoken,
     )
     said = _with_beside(said, beside, sure=beside == reasoning)
-    if told.count("prompt_audio_seconds"):
-        # Mistral prices them by the second (https://mistral.ai/pricing), not by tokens
-        told.lost.add("prompt_audio_seconds")
+    if told.get("cost_in_usd_ticks") is None:
+        # Mistral prices audio by the second (https://mistral.ai/pricing), and xAI its own tools
+        # (https://docs.x.ai/docs/models#tools-pricing), not by tokens
+        told.lost |= {name for name in _BEYOND_TOKENS if told.count(name)}
     return said._replace(
         lost=frozenset(told.lost), cost_usd=said_cost(usage), lifetimes=lives.of is not None
     )
+
+
+_BEYOND_TOKENS = ("prompt_audio_seconds", "num_sources_used", "num_server_side_tools_used")
+"""What costs money and is no token."""
+
+
+def _with_caches(
+    *, total: int, read: int, written: int, output: int, in_all: int
+) -> tuple[Tokens, Tokens]:
+    """Return the tokens of a server in OpenAI's form, and what they are at least. Some converters
+    count caches beside the input, as Anthropic does, and some tell what was written as read, too.
+    `in_all`: what the server says of input and output together."""
+    inside = counters.tokens_in_all(total=total, read=read, written=written, output=output)
+    if read + written <= total:
+        return inside, inside
+    if in_all and in_all == total + output:
+        return counters.tokens_in_all(total=total, written=written, output=output), inside
+    beside = counters.tokens(fresh=total, read=read, written=written, output=output)
+    return beside, beside if in_all == beside.input + output else inside
 
 
 def anthropic_usage(usage: Any) -> Said:
@@ -147,17 +181,23 @@ def gemini_usage(usage: Any) -> Said:
     told = _Fields(usage)
     total = told.count("promptTokenCount") + told.count("toolUsePromptTokenCount")
     output = told.count("candidatesTokenCount") + told.count("thoughtsTokenCount")
-    tokens = counters.tokens_in_all(
-        total=total, read=told.count("cachedContentTokenCount"), output=output
+    tokens, least = _with_caches(
+        total=total,
+        read=told.count("cachedContentTokenCount"),
+        written=0,
+        output=output,
+        in_all=told.count("totalTokenCount"),
     )
     read = told.listed("cacheTokensDetails") if told.get("cacheTokensDetails") else None
     said = _said(
         tokens,
+        least,
         told.listed("promptTokensDetails", "toolUsePromptTokensDetails"),
         read,
         told.listed("candidatesTokensDetails"),
     )
-    beside = max(0, told.count("totalTokenCount") - total - output) if total or output else 0
+    beside = max(0, told.count("totalTokenCount") - tokens.input - output)
+    beside = beside if total or output else 0
     return _with_beside(said, beside, sure=False)._replace(lost=frozenset(told.lost))
 
 
@@ -169,12 +209,23 @@ def said_cost(usage: Any) -> float | None:
     says an object (https://docs.perplexity.ai/guides/pricing), xAI ticks."""
     told = _Fields(usage)
     said = told.get("cost")
-    cost = dollars(said.get("total_cost")) if isinstance(said, dict) else dollars(said)
+    cost = _usd(said.get("total_cost")) if isinstance(said, dict) else _usd(said)
     if cost is None and (ticks := told.count("cost_in_usd_ticks")):
         return ticks / TICKS_PER_USD
+    upstream = _usd(told.inner("cost_details").get("upstream_inference_cost"))
+    if told.get("is_byok") is True:
+        return upstream if cost is None else cost + (upstream or 0.0)
     if cost is None or told.get("is_byok") is False:
         return cost
-    return cost + (dollars(told.inner("cost_details").get("upstream_inference_cost")) or 0.0)
+    return cost + (upstream or 0.0)
+
+
+def _usd(said: Any) -> float | None:
+    """Return an amount, which some routers say as a text."""
+    return dollars(float(said) if isinstance(said, str) and _AMOUNT.fullmatch(said) else said)
+
+
+_AMOUNT = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,20})?(?:[eE]-[0-9]{1,2})?")
 
 
 def _long(tokens: Tokens, long: int) -> Tokens:
@@ -183,12 +234,14 @@ def _long(tokens: Tokens, long: int) -> Tokens:
 
 def _said(
     tokens: Tokens,
+    sure: Tokens,
     inputs: Mapping[Modality, int],
     read: Mapping[Modality, int] | None,
     outputs: Mapping[Modality, int],
 ) -> Said:
-    """Return the tokens with their modalities. `read`: those read from a cache; where that is not
-    told, the text is taken to have been read first, which costs the most."""
+    """Return the tokens with their modalities. `sure`: what they are at least; `read`: those read
+    from a cache; where that is not told, the text is taken to have been read first, which costs the
+    most."""
     text = tokens.input - sum(inputs.values())
     dear, cheap = max(0, tokens.cached - max(0, text)), tokens.cached
     most, least = dict(read or {}), dict(read or {})
@@ -196,7 +249,7 @@ def _said(
         most[mode], least[mode] = min(dear, count), min(cheap, count)
         dear, cheap = dear - most[mode], cheap - least[mode]
     return Said(
-        _with_modes(tokens, inputs, most, outputs), _with_modes(tokens, inputs, least, outputs)
+        _with_modes(tokens, inputs, most, outputs), _with_modes(sure, inputs, least, outputs)
     )
 
 

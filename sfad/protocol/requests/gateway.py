@@ -110,6 +110,8 @@ class EndCall(Request, tag="end_call"):
     """The whole cost, where the reply says it itself."""
     served: str = ""
     """The model that the reply says has answered."""
+    least_factor: float | None = None
+    """What `factor` is at least, where the reply does not tell the tier; `None`: `factor`."""
     others: dict[str, Tokens] = {}
     """What other models have used that the provider asked for this call, by their names."""
     first_byte_s: float | None = None

@@ -129,4 +129,4 @@ def test_cached_tokens_are_at_most_all() -> None:
         "prompt_tokens_details": {"cached_tokens": 1000, "cache_write_tokens": 1000}
     }
     reader = read("openai-chat", sse(chat(finish="stop", usage=usage), named=False))
-    assert reader.tokens == Tokens(input=100, output=50, cached=100)
+    assert reader.tokens == Tokens(input=100, output=50, cache_write=100)

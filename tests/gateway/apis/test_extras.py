@@ -123,6 +123,16 @@ def test_a_tier_multiplies_the_price(
         ("gemini", {"tools": [{"googleSearch": {}}]}, 0.014 * MOST_USES),
         ("gemini", {"tools": [{"google_search_retrieval": {}}]}, 0.014 * MOST_USES),
         ("gemini", {"tools": [{"functionDeclarations": []}]}, 0),
+        ("gemini", {"tools": [{"googleMaps": {}}]}, 0.025),
+        (
+            "openai-responses",
+            {"tools": [{"type": "web_search_preview"}], "max_tool_calls": 2},
+            0.05,
+        ),
+        ("openai-chat", {"web_search_options": {}}, 0.025),
+        ("openai-chat", {"plugins": [{"id": "web"}]}, 0.025),
+        ("openai-chat", {"plugins": [{"id": "file-parser"}]}, 0),
+        ("openai-chat", {"model": "perplexity/sonar-pro"}, 0.025),
     ],
 )
 def test_what_the_providers_tools_may_cost(api: str, asked: dict[str, Any], most: float) -> None:

@@ -5,6 +5,7 @@ import os
 
 from msgspec.structs import replace
 
+from ....agents import chosen
 from ....core.state.access import Peer
 from ....core.state.policy import Invalid
 from ....core.state.request import SessionAsked
@@ -24,6 +25,7 @@ from ....protocol.requests.starting import OF_FEATURES
 from ....protocol.types import After, ErrorCode, RunId, RunInfo, Status
 from ....runs.decided import descriptors_of
 from ....runs.live import Live
+from ....start.asking import shown
 from ....start.continuing import check_ended, continued
 from ....start.surroundings import Surroundings
 from ...lookup import find_run
@@ -93,7 +95,11 @@ def _take_descriptors(asker: Asker, request: Spawn) -> list[int]:
 def _prints_in(
     asker: Asker, caller: Live | None, request: Spawn, descriptors: list[int]
 ) -> RunId | None:
-    """Return the run above whose stdout holds what a run to be prints, if a meter reads that."""
+    """Return the run above whose stdout holds what a run to be prints, if a meter reads that.
+
+    What a metered script has behind a pipe, or in a file, it may print later. The events of an
+    agent are taken to come there, if the script's own calls pass through the gateway: it has them,
+    so nothing is lost where they do not come."""
     if request.stdio == "inherit":
         stdout = f"/proc/self/fd/{descriptors[1]}"
     elif request.copies is not None:
@@ -107,16 +113,19 @@ def _prints_in(
     except OSError:  # the client has ended, or does not let its user look
         return None
     live, output = asker.runtime.catalogue.live, asker.runtime.output
-    return next(
-        (
-            run
-            for run in caller.lineage_ids
-            if run in live
-            and (live[run].program is not None or live[run].run.asked.prints_in is not None)
-            and output.is_stdout(path, run)
-        ),
-        None,
-    )
+    above = [live[run] for run in caller.lineage_ids if run in live]
+    for each in above:
+        holds = each.program is not None or each.run.asked.prints_in is not None
+        if holds and output.is_stdout(path, each.run.id):
+            return each.run.id
+    if path.startswith("/dev/") or chosen(tuple(map(shown, request.argv))) is None:
+        return None
+    scripts = [each for each in reversed(above) if each.gated and _is_metered_script(each)]
+    return scripts[0].run.id if scripts else None
+
+
+def _is_metered_script(live: Live) -> bool:
+    return live.program is not None and chosen(live.run.asked.shown.argv) is None
 
 
 def _answered_again(asker: Asker, request: Spawn) -> bool:
