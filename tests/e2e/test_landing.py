@@ -333,7 +333,9 @@ def test_where_it_is_typed(daemon: Daemon, repository: Repository, tmp_path: Pat
     elsewhere = Repository(tmp_path / "elsewhere", directory="sub")
     (tmp_path / "empty").mkdir()
     for place in (tmp_path / "empty", elsewhere.path):
-        assert "is in no checkout of" in refused(repository, daemon, run, cwd=place)
+        why = refused(repository, daemon, run, cwd=place)
+        assert "is in no checkout of" in why
+        assert f": cd {repository.sub}, or name a branch" in why
     assert "the run worked itself" in refused(
         repository, daemon, run, cwd=Path(run.worktree or "") / "sub"
     )

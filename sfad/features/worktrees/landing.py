@@ -27,6 +27,7 @@ from . import private
 from .record import Record
 from .worktrees import (
     Look,
+    around,
     checked_branch,
     everything,
     exists,
@@ -178,8 +179,10 @@ class _Target:
 
 def _target(work: Work, cwd: str, env: Mapping[str, str], onto: str | None) -> _Target:
     here = At(cwd, env)
-    top, around = _around(here)
-    repository = around if work.record is None else work.record.repository
+    # there git would obey what the run has made its repository
+    theirs = around(cwd)
+    top, common = _checkout_at(here) if theirs is None else ("", "")
+    repository = common if work.record is None else work.record.repository
     if not repository or not os.path.isdir(repository):
         raise NotLanded(
             f"{repository} is gone, to which the worktree belonged: move it back, then: "
@@ -189,9 +192,16 @@ def _target(work: Work, cwd: str, env: Mapping[str, str], onto: str | None) -> _
             f"repository: cd there, then: {work.again}"
         )
     if onto is None:
-        if not top or around != repository:
+        if theirs is not None:
             raise NotLanded(
-                f"{cwd} is in no checkout of {repository}, which the run worked on: cd to one, or "
+                f"{theirs.path} is the worktree of run {theirs.run}, which was isolated: cd to a "
+                "checkout of yours, or name a branch with --onto"
+            )
+        if not top or common != repository:
+            origin = "" if work.record is None else work.record.origin
+            there = quote(origin) if os.path.isdir(origin) else "to one"
+            raise NotLanded(
+                f"{cwd} is in no checkout of {repository}, which the run worked on: cd {there}, or "
                 "name a branch with --onto"
             )
         code, ref = run(["symbolic-ref", "--quiet", "HEAD"], here, (0, 1))
@@ -202,7 +212,7 @@ def _target(work: Work, cwd: str, env: Mapping[str, str], onto: str | None) -> _
         branch, place = ref.removeprefix("refs/heads/"), At(top, env)
     else:
         branch = onto
-        place = At(top, env) if top and around == repository else At("/", env, repository)
+        place = At(top, env) if top and common == repository else At("/", env, repository)
         if branch.startswith("-") or not exists(branch, place):
             raise NotLanded(
                 f"there is no branch '{branch}' in {repository}: git branch {quote(branch)}"
@@ -233,7 +243,7 @@ def _check_obeyed(work: Work, target: _Target, files: Sequence[str]) -> None:
         )
 
 
-def _around(here: At) -> tuple[str, str]:
+def _checkout_at(here: At) -> tuple[str, str]:
     """Return the top level of the checkout around a directory, and its repository; empty if there
     is none."""
     found = []
