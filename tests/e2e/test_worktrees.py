@@ -698,6 +698,47 @@ def test_a_worktree_in_which_a_run_lives_stays(
     assert "removed 1 worktree" in repository.sfactl(daemon, "prune", "--worktrees")
 
 
+def test_a_run_that_begins_while_prune_looks_keeps_its_worktree(
+    daemon: Daemon, repository: Repository
+) -> None:
+    """It stands where prune has asked the daemon already, and waits for the record."""
+    run = repository.run(daemon, "echo two > file")
+    record = worktrees.read_record(run.worktree or "")
+    assert record is not None
+    env = daemon.env | repository.env
+    words = [sys.executable, "-m", "sfactl", "prune", "--worktrees", "--json"]
+    with worktrees.claimed(record), daemon.client() as client:
+        pruned = subprocess.Popen(words, env=env, stdout=subprocess.PIPE)
+        place = f"FLOCK  ADVISORY  WRITE {pruned.pid} "
+        wait_until(lambda: f"-> {place}" in Path("/proc/locks").read_text(), "prune waits")
+        options = repository.options(Worktree(of=run.id))
+        other = started(client, ["sleep", "300"], **options).id
+        record.run = other
+        record.save()
+    told = json.loads(pruned.communicate()[0])
+    assert (told["worktrees_removed"], pruned.returncode) == ([], 0)
+    with daemon.client() as client:
+        wait_until(
+            lambda: client.call(m.Info(id=client.next_id(), run=other), m.RunReply).run.pid,
+            "it runs",
+        )
+        assert os.path.isdir(record.path)
+        stopped(client, other)
+
+
+def test_a_run_waits_while_its_worktree_is_removed(daemon: Daemon, repository: Repository) -> None:
+    run = repository.run(daemon, "echo two > two; git add two; git commit -qm two")
+    record = worktrees.read_record(run.worktree or "")
+    assert record is not None
+    with worktrees.claimed(record), daemon.client() as client:
+        other = started(client, ["cat", "two"], **repository.options(Worktree(of=run.id))).id
+        wait_until(lambda: "-> FLOCK" in Path("/proc/locks").read_text(), "its first step waits")
+        worktrees.remove(record, repository.env, branch=False)
+    with daemon.client() as client:
+        info = ended(client, other)
+    assert (info.exit_code, daemon.output(other)) == (0, "two\n"), daemon.errors(other)
+
+
 def test_prune_of_a_run_removes_the_ref_of_what_has_landed(
     daemon: Daemon, repository: Repository
 ) -> None:

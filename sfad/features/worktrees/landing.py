@@ -22,20 +22,24 @@ from shlex import quote
 from typing import Literal
 
 from ...git import obeyed
-from ...git.commands import SWITCHES, At, GitError, complaint, execute, git, own, raw, run
+from ...git.commands import SWITCHES, WHOLE, At, GitError, complaint, execute, git, own, raw, run
 from . import private
+from .aside import aside
 from .record import Record
 from .worktrees import (
     Look,
     around,
     checked_branch,
+    checkout_of,
     everything,
     exists,
     git_files,
+    is_gone,
     kept,
     kept_ref,
     landed_tips,
     read_record,
+    show_changes,
     snapshot,
 )  # fmt: skip
 
@@ -148,6 +152,8 @@ def land(
             _check_obeyed(work, target, [])
         target = replace(target, at=At(target.at.cwd, env, target.at.git_dir))
     tip = _tip(work, target, env, landed, message, commit=how != "patch")
+    if work.record is not None:
+        landed.notes += [f"left out: {each.words}" for each in aside(work.record, env)]
     became = _bring(work, target, tip, landed, how, message)
     if landed.worked and not_executed:
         landed.notes.append(
@@ -219,7 +225,7 @@ def _target(work: Work, cwd: str, env: Mapping[str, str], onto: str | None) -> _
             )
         if run(["symbolic-ref", "--quiet", f"refs/heads/{branch}"], place, (0, 1))[0] == 0:
             raise NotLanded(f"'{branch}' is another name of a branch: name that with --onto")
-        top = _checkout_of(branch, place)
+        top = checkout_of(branch, place)
         place = At(top, env) if top else place
     if branch == work.branch or (top and _same(top, work.worktree)):
         raise NotLanded(
@@ -257,16 +263,6 @@ def _checkout_at(here: At) -> tuple[str, str]:
     return found[0], os.path.realpath(found[1])
 
 
-def _checkout_of(branch: str, at: At) -> str:
-    """Return the worktree in which a branch is checked out; empty if there is none."""
-    for entry in git("worktree", "list", "--porcelain", at=at).split("\n\n"):
-        lines = entry.split("\n")
-        path = lines[0].removeprefix("worktree ")
-        if f"branch refs/heads/{branch}" in lines and os.path.isdir(path):
-            return path
-    return ""
-
-
 def _record_at(top: str) -> Record | None:
     return read_record(os.path.realpath(top))
 
@@ -290,6 +286,8 @@ def _tip(
     """Return the commit with all of the run's work. `commit`: it stays in the worktree."""
     record = work.record
     if record is None or not os.path.isdir(record.path) or record.admin is None:
+        if record is not None and record.moved is not None:
+            landed.notes.append(f"left out: what is not committed there, because {is_gone(record)}")
         return _tip_without_worktree(work, target)
     private.bring(record, env)
     branch = checked_branch(record, env)
@@ -382,7 +380,8 @@ def _committed(
     at = At(record.path, inside)
     words, left_out = everything(look)
     landed.notes += [f"left out: {each}, in {record.path}" for each in left_out]
-    git(*words, at=at)
+    show_changes(at)
+    git(*WHOLE, *words, at=at)
     if run(["diff", "--cached", "--quiet"], at, (0, 1))[0]:
         done = execute(["commit", "--quiet", "-m", _message(work, message)], at)
         if done.returncode:

@@ -68,6 +68,16 @@ class Record:
         return at if self.unfinished or named == f"{self.path}/.git" else None
 
     @property
+    def moved(self) -> str | None:
+        """Where the worktree is if a person has moved it (git worktree move); `None` if it is not
+        known to have been moved."""
+        at = f"{self.repository}/worktrees/{os.path.basename(self.path)}"
+        named = os.path.normpath(os.path.join(at, content(f"{at}/gitdir") or ""))
+        if named == f"{self.path}/.git" or content(named) != f"gitdir: {at}":
+            return None
+        return os.path.dirname(named)
+
+    @property
     def unfinished(self) -> bool:
         """Whether git was ended while it made the worktree."""
         return (
@@ -97,15 +107,15 @@ class Record:
         )
 
 
-def content(file: str) -> str | None:
-    """Return the line in a file; `None` if there is none. A run may have put it there, or a pipe in
-    its place."""
+def content(file: str, most: int = _MOST) -> str | None:
+    """Return the line in a file, or its first `most` bytes; `None` if there is none. A run may have
+    put it there, or a pipe in its place."""
     try:
         opened = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError:
         return None
     try:
-        return os.fsdecode(os.read(opened, _MOST)).removesuffix("\n")
+        return os.fsdecode(os.read(opened, most)).removesuffix("\n")
     except OSError:
         return None
     finally:
