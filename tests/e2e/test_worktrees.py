@@ -17,6 +17,7 @@ import pytest
 from sfad.core.state.run import run_id, run_number
 from sfad.features.worktrees import worktrees
 from sfad.git.commands import LOCAL, SETTINGS
+from sfad.git.record import Record
 from sfad.protocol import messages as m
 from sfad.protocol.types import Isolation, RunInfo, Status, Worktree
 from tests.conftest import Start
@@ -737,6 +738,15 @@ def test_a_run_waits_while_its_worktree_is_removed(daemon: Daemon, repository: R
     with daemon.client() as client:
         info = ended(client, other)
     assert (info.exit_code, daemon.output(other)) == (0, "two\n"), daemon.errors(other)
+
+
+def test_a_record_that_cannot_be_saved_leaves_nothing(tmp_path: Path) -> None:
+    path = str(tmp_path / "w-1")
+    record = Record(path=path, repository="/", branch="sfad/w", start="", run="a1", socket="/")
+    os.mkdir(record.file)
+    with pytest.raises(OSError, match="directory"):
+        record.save()
+    assert os.listdir(tmp_path) == ["w-1.json"]
 
 
 def test_prune_of_a_run_removes_the_ref_of_what_has_landed(

@@ -55,9 +55,15 @@ class Record:
         import json
 
         text = json.dumps({name: getattr(self, name) for name in FIELDS})
-        with open(f"{self.file}.new", "w", encoding="ascii") as file:
-            file.write(text)
-        os.rename(f"{self.file}.new", self.file)
+        new = f"{self.file}.new"
+        try:
+            with open(new, "w", encoding="ascii") as file:
+                file.write(text)
+            os.rename(new, self.file)
+        except OSError:  # the disk may be full
+            with Ignoring():
+                os.unlink(new)
+            raise
 
     @property
     def admin(self) -> str | None:
