@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -268,6 +269,22 @@ def test_files_that_the_person_has_not_committed_stop_it_and_are_named(
         assert "sub/file, sub/other" in said
     elif in_the_way in ("untracked", "ignored"):
         assert f"sub/{in_the_way}" in said
+
+
+@pytest.mark.parametrize("flag", ["assume-unchanged", "skip-worktree"])
+def test_files_that_the_person_hides_from_git_stop_it_with_a_way_out(
+    daemon: Daemon, repository: Repository, flag: str
+) -> None:
+    run = repository.run(daemon, "echo two > file")
+    repository.git("update-index", f"--{flag}", "sub/file")
+    (repository.sub / "file").write_text("mine\n")
+    why = refused(repository, daemon, run)
+    way = re.search(r"Have git look at what you hide from it \(git (.*?)\) and commit or", why)
+    assert way is not None, why
+    repository.git(*way[1].split())
+    repository.git("stash", "--include-untracked")
+    land(repository, daemon, run)
+    assert "mine" in repository.git("stash", "show", "-p")
 
 
 @pytest.mark.parametrize("how", ["--merge", "--squash", "--patch"])

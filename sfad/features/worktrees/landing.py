@@ -655,13 +655,15 @@ def _refused(work: Work, target: _Target, stderr: bytes) -> NotLanded:
         return NotLanded(f"git merge fails in {target.top}: {why}. Nothing has changed there")
     ignored = _ignored(target, files)
     edited = [name for name in files if name not in ignored]
-    said_of, steps = [], []
+    said_of: list[str] = []
+    steps: list[str] = []
     if edited:
         have = "has" if len(edited) == 1 else "have"
         said_of.append(
             f"{_listed(edited)} in {target.top} {have} changes that are not committed, and would "
             "be overwritten"
         )
+        steps += _shown_again(target, edited)
         steps.append(
             "commit or stash them (git stash --include-untracked; afterwards: git stash pop)"
         )
@@ -677,6 +679,17 @@ def _refused(work: Work, target: _Target, stderr: bytes) -> NotLanded:
         f"{work.again}; or name another branch with --onto",
         files,
     )
+
+
+def _shown_again(target: _Target, files: Sequence[str]) -> Iterator[str]:
+    """Yield the commands after which git stashes files that its index says not to look at."""
+    paths = [f":(top,literal){name}" for name in files]
+    tags = _names(git(*SWITCHES, "ls-files", "-v", "-z", "--", *paths, at=target.at))
+    for option, tagged in (("assume-unchanged", "hs"), ("skip-worktree", "Ss")):
+        if names := [quote(tag[2:]) for tag in tags if tag[0] in tagged][:_SHOWN]:
+            where = quote(target.top or "")
+            command = f"git -C {where} update-index --no-{option} {' '.join(names)}"
+            yield f"have git look at what you hide from it ({command})"
 
 
 def _ignored(target: _Target, files: Sequence[str]) -> list[str]:
