@@ -95,6 +95,12 @@ def _look_within(
 
 
 def _places(branch: str | None, again: str, env: Mapping[str, str], at: At) -> dict[str, object]:
+    if run(["config", "--get", "extensions.refStorage"], at, (0, 1))[1] == "reftable":
+        # sfad reads and copies HEAD, refs and their logs as files
+        raise GitError(
+            "the repository keeps its refs in reftables, in which sfad finds no work of a run: "
+            "git refs migrate --ref-format=files"
+        )
     counted = git("count-objects", "-v", at=at).splitlines()
     return {
         "directory": os.path.realpath(directory(env)),
