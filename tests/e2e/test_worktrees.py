@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import sys
@@ -738,6 +739,19 @@ def test_a_run_waits_while_its_worktree_is_removed(daemon: Daemon, repository: R
     with daemon.client() as client:
         info = ended(client, other)
     assert (info.exit_code, daemon.output(other)) == (0, "two\n"), daemon.errors(other)
+
+
+def test_a_worktree_without_its_repository_is_removed_only_if_the_person_says_so(
+    daemon: Daemon, tmp_path: Path
+) -> None:
+    repository = Repository(tmp_path / "gone")
+    run = repository.run(daemon, "echo two > file")
+    shutil.rmtree(repository.path)
+    told = repository.sfactl(daemon, "prune", "--worktrees")
+    assert f"kept the worktree {run.worktree}" in told
+    told = repository.sfactl(daemon, "prune", "--worktrees", "--yes")
+    assert "removed 1 worktree" in told
+    assert not os.path.lexists(run.worktree or "")
 
 
 def test_a_record_that_cannot_be_saved_leaves_nothing(tmp_path: Path) -> None:

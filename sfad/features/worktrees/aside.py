@@ -45,7 +45,10 @@ class _Move:
 
 
 def aside(record: Record, env: Mapping[str, str]) -> list[Aside]:
-    """Return what the runs of a worktree have put aside. Raise `GitError`."""
+    """Return what the runs of a worktree have put aside; nothing is known of that without the
+    repository. Raise `GitError`."""
+    if not os.path.isdir(record.repository):
+        return []
     at = At("/", own(env), record.repository)
     if record.isolated:
         moves = list(_moves(f"{directory(record.path)}/admin"))
@@ -120,7 +123,7 @@ def _on_no_branch(moves: list[_Move], at: At, *, lost: bool) -> Iterator[Aside]:
         found = _MOVED.fullmatch(move.message)
         if found is None or not _COMMIT.fullmatch(found[1]):
             continue
-        missing = run(["cat-file", "-e", f"{move.old}^{{commit}}"], at, (0, 1, 128))[0]
+        missing = _is_missing(move.old, at)
         if missing and lost:
             yield Aside(f"commit {move.old[:12]} on no branch", lost=True)
         if missing:
@@ -142,7 +145,7 @@ def _own_branches(record: Record, at: At) -> Iterator[Aside]:
             if branch == record.branch or commit is None or not _COMMIT.fullmatch(commit):
                 continue
             words = ["rev-parse", "--verify", "--quiet", f"refs/heads/{branch}"]
-            if run(words, at, (0, 1))[1] != commit and _is_missing(commit, at):
+            if run(words, at, (0, 1, 128))[1] != commit and _is_missing(commit, at):
                 yield Aside(f"the branch '{branch}', which is not brought", lost=True)
 
 

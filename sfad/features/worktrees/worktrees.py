@@ -605,8 +605,7 @@ class Left:
 def left(record: Record, env: Mapping[str, str]) -> Left:
     """Return what is to be landed. Raise `GitError`."""
     found = _left(record, env)
-    if os.path.isdir(record.repository):
-        found.aside = [each.words for each in aside(record, env)]
+    found.aside = [each.words for each in aside(record, env)]
     return found
 
 
