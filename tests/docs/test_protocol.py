@@ -16,7 +16,7 @@ import pytest
 from sfad.core.state.access import VERBS
 from sfad.core.state.policy import MAX_ATTEMPTS, MAX_RETRY_DELAY
 from sfad.core.state.run import MAX_GRACE
-from sfad.daemon.loop import gateway_process, worktrees
+from sfad.daemon.loop import gateway_process
 from sfad.daemon.server import clients, connection, dispatch, shares
 from sfad.daemon.server.results import MAX_RESULT
 from sfad.daemon.server.verbs import following
@@ -103,9 +103,6 @@ def test_bounds() -> None:
         "bound": "value",
         "time for the handshake": f"{clients.FRAME_TIME:g} s",
         "time for the rest of a frame": f"{clients.FRAME_TIME:g} s",
-        "time that git may take to look at the repository of a `spawn` with a worktree": (
-            f"{worktrees.LOOK_SECONDS:g} s"
-        ),
         "time that a `spawn` waits for the gateway to begin its work": (
             f"{gateway_process.BEGINNING:g} s"
         ),

@@ -17,8 +17,8 @@ import pytest
 
 from sfad.core.state.run import run_id, run_number
 from sfad.features.worktrees import worktrees
+from sfad.features.worktrees.record import Record
 from sfad.git.commands import LOCAL, SETTINGS
-from sfad.git.record import Record
 from sfad.protocol import messages as m
 from sfad.protocol.types import Isolation, RunInfo, Status, Worktree
 from tests.conftest import Start
