@@ -6,6 +6,7 @@ import codecs
 import importlib
 import os
 import pwd
+import time
 from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Protocol, TypeVar
 
@@ -13,7 +14,7 @@ from msgspec.structs import replace
 
 from sfad.features.worktrees import landing, worktrees
 from sfad.features.worktrees.landing import How, Landed, NotLanded, Work
-from sfad.git.commands import GitError
+from sfad.git.commands import GitError, glancing
 from sfad.protocol.requests.base import Reply, Request, RunReply
 from sfad.protocol.requests.listing import Info, List, RunList
 from sfad.protocol.requests.starting import Recall, Recalled
@@ -47,28 +48,33 @@ def left(run: RunInfo) -> worktrees.Left | None:
     record = worktrees.read_record(run.worktree)
     if record is None or record.run != run.id:
         return None
-    found = worktrees.left(record, os.environ)
-    return found if found.files or found.commits else None
+    with glancing():
+        found = worktrees.left(record, os.environ)
+    return found if found.files or found.commits or found.aside else None
 
 
 def unlanded(run: RunInfo) -> str | None:
     """Return what an ended run has left in its worktree, and how it lands, in a line."""
-    words = work_left(run)
-    return None if words is None else f"{words}: sfactl land {run.id}"
+    work, aside = work_left(run)
+    lands = f"{work}: sfactl land {run.id}" if work else ""
+    also = f"{'also' if work else 'it has left'} {aside}" if aside else ""
+    return "; ".join(filter(None, (lands, also))) or None
 
 
-def work_left(run: RunInfo) -> str | None:
-    """Return what an ended run has left in its worktree, in words."""
+def work_left(run: RunInfo) -> tuple[str, str]:
+    """Return what an ended run has left in its worktree to land, and what it has put aside, in
+    words."""
     try:
         found = left(run)
     except (GitError, OSError) as error:
-        return output.plain(f"what it has left in {run.worktree} is not known ({error})")
+        return output.plain(f"what it has left in {run.worktree} is not known ({error})"), ""
     if found is None:
-        return None
+        return "", ""
     files = f"{counted(found.files, 'file')} changed, not committed" if found.files else ""
     commits = f"{counted(found.commits, 'commit')} to land" if found.commits else ""
     kept = f", kept as {found.kept}" if found.kept else ""
-    return output.plain(" and ".join(filter(None, (commits, files))) + kept)
+    work = " and ".join(filter(None, (commits, files))) + kept
+    return output.plain(work), output.plain(", ".join(found.aside))
 
 
 def unlanded_json(run: RunInfo) -> dict[str, object]:
@@ -80,12 +86,16 @@ def unlanded_json(run: RunInfo) -> dict[str, object]:
         return {}
     if found is None:
         return {}
-    kept = {"kept": output.utf8(found.kept)} if found.kept else {}
-    return {"unlanded": {"files": found.files, "commits": found.commits} | kept}
+    more: dict[str, object] = {"kept": output.utf8(found.kept)} if found.kept else {}
+    if found.aside:
+        more["aside"] = [output.utf8(each) for each in found.aside]
+    return {"unlanded": {"files": found.files, "commits": found.commits} | more}
 
 
 LOOKED_AT = 20
 """Ended runs whose worktrees `summary` looks at, which takes git."""
+LOOKED_FOR = 30.0
+"""Seconds after which it looks at no more."""
 NAMED = 5
 """Of these, that have a line each."""
 _PAGES = 5
@@ -98,11 +108,19 @@ def to_land(client: Client, wanted: List) -> Iterator[tuple[list[str], str, str]
     if not kept:
         return
     runs, older = _ended(client, wanted, kept)
-    left = [(run, words) for run in runs if (words := work_left(run)) is not None]
-    for run, words in left[:NAMED]:
+    left: list[tuple[RunInfo, str, str]] = []
+    until = time.monotonic() + LOOKED_FOR
+    for number, run in enumerate(runs):
+        if time.monotonic() > until:
+            older = [each.id for each in runs[number:]] + older
+            break
+        if any(both := work_left(run)):
+            left.append((run, *both))
+    for run, work, aside in left[:NAMED]:
+        words = f"{work}; also {aside}" if work and aside else work or f"it has left {aside}"
         message = f"{run.id} ({output.plain(run.name)}) has ended: {words}"
-        yield [run.id], message, f"sfactl land {run.id}"
-    if rest := [run.id for run, _ in left[NAMED:]]:
+        yield [run.id], message, f"sfactl {'land' if work else 'why'} {run.id}"
+    if rest := [run.id for run, *_ in left[NAMED:]]:
         message = counted(len(rest), "more ended run has", "more ended runs have")
         yield rest, f"{message} work to land", f"sfactl why {' '.join(rest)}"
     if older:
@@ -253,6 +271,8 @@ def land(
 
 def said(run: RunInfo, landed: Landed, how: How | None) -> str:
     """Return what has come of it, in a line."""
+    if not landed.worked and landed.notes:
+        return f"nothing else of {run.id} can land on '{landed.onto}'"
     if not landed.worked:
         return f"nothing to land: '{landed.onto}' has everything of {run.id}"
     files = counted(landed.changed, "file")

@@ -6,7 +6,7 @@ import sys
 import time
 from datetime import datetime
 
-from sfad.features.worktrees import worktrees
+from sfad.features.worktrees import aside, worktrees
 from sfad.features.worktrees.landing import alone as alone_in
 from sfad.features.worktrees.record import Record
 from sfad.git.commands import GitError
@@ -25,27 +25,46 @@ def prune(client: Client, wanted: Prune, *, every: bool, alone: bool, yes: bool)
     """Remove worktrees of the caller's runs that were removed, or with `alone` have ended.
     `every`: also those with changes; `yes`: also with those that no commit can keep."""
     done = PrunedWorktrees()
-    live = client.call(List(id=0, rows=0), RunList).runs
     for record in worktrees.records(os.environ):
         if os.path.realpath(record.socket) != os.path.realpath(client.path):
-            continue
-        over, known = _is_over(client, record.run, wanted, alone=alone)
-        if not over:
             continue
         named = {
             "path": output.utf8(record.path),
             "branch": output.utf8(record.branch),
             "run": record.run,
         }
-        if (other := living_in(named["path"], live)) is not None:
-            done.kept.append({**named, "live": other, "why": f"run {other} works in it"})
-            continue
         try:
-            with alone_in(os.path.dirname(record.path)):
-                _remove(record, named, known, wanted, done, every=every, yes=yes)
+            asked = _attempt(client, record, named, wanted, done, every=every, alone=alone, yes=yes)
+            if asked is None:
+                continue
+            if not wanted.dry_run and _agreed(asked):  # a run may have begun there meanwhile
+                _attempt(client, record, named, wanted, done, every=every, alone=alone, yes=True)
+            else:
+                done.kept.append(asked)
         except (GitError, OSError) as error:
             done.failed.append({**named, "why": output.utf8(str(error))})
     return done
+
+
+def _attempt(
+    client: Client, record: Record, named: Named, wanted: Prune, done: PrunedWorktrees,
+    *, every: bool, alone: bool, yes: bool,
+) -> Named | None:  # fmt: skip
+    """Remove a worktree whose run is over, unless another lives in it. Return what no commit can
+    keep of it if that is not to be removed without a question."""
+    with alone_in(os.path.dirname(record.path)), worktrees.claimed(record):
+        now = worktrees.read_record(record.path)
+        if now is None:
+            return None
+        named["run"] = now.run
+        over, known = _is_over(client, now.run, wanted, alone=alone)
+        if not over:
+            return None
+        live = client.call(List(id=0, rows=0), RunList).runs
+        if (other := living_in(named["path"], live)) is not None:
+            done.kept.append({**named, "live": other, "why": f"run {other} works in it"})
+            return None
+        return _remove(now, named, known, wanted, done, every=every, yes=yes)
 
 
 def _remove(
@@ -57,7 +76,7 @@ def _remove(
     *,
     every: bool,
     yes: bool,
-) -> None:
+) -> Named | None:
     commits = worktrees.has_commits(record, os.environ)
     kept = {**named, "known": "1" if known else ""}
     if record.gone:  # it was removed before, and its record tells where its work is kept
@@ -67,30 +86,34 @@ def _remove(
             landed = worktrees.forget(record, os.environ)
             if not known or (landed and not commits):
                 worktrees.remove(record, os.environ, branch=not commits)
-        return
+        return None
     why = worktrees.changes(record, os.environ) or (
         "it has commits that only branches of runs have" if commits else None
     )
     if why is not None and not every:
         done.kept.append({**named, "why": why})
-        return
+        return None
     try:
         ref = worktrees.keep(record, os.environ, dry_run=wanted.dry_run)
     except worktrees.NotKept as error:
-        named |= {"why": output.utf8(str(error))}
-        if not (yes or (not wanted.dry_run and _agreed(named))):
-            done.kept.append(named)
-            return
+        unkept = {**named, "why": output.utf8(str(error))}
+        if not yes:
+            return unkept
         ref = None
-        done.lost.append(named)
+        done.lost.append(unkept)
     if ref is not None:
         done.saved.append({**kept, "ref": output.utf8(ref)})
     elif commits and _not_landed(record):
         done.branches.append(kept)
+    for each in aside.aside(record, os.environ):
+        if each.commit:
+            ref = aside.keep(record, each, os.environ, dry_run=wanted.dry_run)
+            done.branches.append({**named, "known": "", "ref": output.utf8(ref)})
     if not wanted.dry_run:
         noted = known and (commits or ref is not None)
         worktrees.remove(record, os.environ, branch=not commits, noted=noted)
     done.removed.append(named["path"])
+    return None
 
 
 def _not_landed(record: Record) -> str | None:

@@ -128,8 +128,8 @@ def _continue(run: str, task: str | None, rest: bool, wanted: SpawnOptions, fres
 def _tell_of_worktree(run: RunInfo) -> None:
     if run.worktree is not None and not os.path.isfile(f"{run.worktree}/.git"):
         output.note(
-            f"sfactl: the worktree of {run.id} is gone, and is made again on its branch "
-            f"'{output.plain(run.branch or '-')}'; the agent is told"
+            f"sfactl: the worktree of {run.id} is gone: the new run makes it again on its branch "
+            f"'{output.plain(run.branch or '-')}', and tells the agent"
         )
 
 

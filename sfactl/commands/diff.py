@@ -1,4 +1,5 @@
 import os
+from shlex import quote
 from typing import Annotated
 
 from sfad.features.worktrees import worktrees
@@ -38,6 +39,11 @@ def diff(
         )
     become_owner(found)
     record = worktrees.read_record(found.worktree)
+    if record is not None and record.moved is not None:
+        raise Quit(
+            ExitCode.REFUSED,
+            f"{worktrees.is_gone(record)}: git -C {quote(record.moved)} diff {record.start[:12]}",
+        )
     if record is None or record.gone:
         work = unlanded(found)
         raise Quit(

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import IO
 
 LOCAL = (
@@ -30,6 +32,12 @@ SWITCHES = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
 """Before the words of a command that only looks: it executes no program for that."""
 
 
+SPARSE = ("-c", "core.sparseCheckout=true", "-c", "sparse.expectFilesOutsideOfPatterns=false")
+"""Before the words of a command that is to notice files which a sparse checkout leaves out."""
+WHOLE = ("-c", "core.sparseCheckout=false")
+"""Before those of a command that is to add such files."""
+
+
 class GitError(Exception):
     """Git refuses, or is missing. The message says why."""
 
@@ -40,6 +48,24 @@ class TooLong(GitError):
 
 PATIENCE = 120.0
 """Seconds for git, and for each step, that reads what a run has left."""
+GLANCE = 20.0
+"""The same for a line that tells what is there: nobody waits minutes for the end of a run."""
+
+_bound: ContextVar[float] = ContextVar("bound", default=PATIENCE)
+
+
+@contextmanager
+def glancing() -> Iterator[None]:
+    """Have what is read meanwhile take `GLANCE` seconds at most."""
+    token = _bound.set(GLANCE)
+    try:
+        yield
+    finally:
+        _bound.reset(token)
+
+
+def bounded(patience: float) -> float:
+    return min(patience, _bound.get())
 
 
 class At:
@@ -105,11 +131,12 @@ def execute(
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         ) as running:
+            patience = None if patience is None else bounded(patience)
             try:
                 out, err = running.communicate(timeout=patience)
             except subprocess.TimeoutExpired:
                 running.kill()
-                raise TooLong(f"git {words[0]} took longer than {patience:.0f} s") from None
+                raise TooLong(f"{_named(words)} took longer than {patience:.0f} s") from None
             except BaseException:
                 running.terminate()  # git removes its locks then
                 raise
@@ -118,11 +145,19 @@ def execute(
         raise GitError("git is not in the PATH; install it") from None
 
 
+def _named(words: Sequence[str]) -> str:
+    """Return `git VERB`, without the settings before it."""
+    rest = list(words)
+    while rest[:1] == ["-c"]:
+        del rest[:2]
+    return f"git {rest[0]}"
+
+
 def complaint(stderr: bytes) -> str:
     """Return what git says of a failure. Advice may follow in more lines."""
     lines = os.fsdecode(stderr).strip().splitlines() or [""]
-    said = next(
-        (line for line in reversed(lines) if line.startswith(("fatal: ", "error: "))), lines[-1]
-    )
-    said = said.removeprefix("fatal: ").removeprefix("error: ")
+    faults = [line[7:] for line in lines if line.startswith(("fatal: ", "error: "))]
+    said = faults[-1] if faults else lines[-1]
+    if said.endswith(" files failed"):  # of `git add`; the first one says which, and why
+        said = faults[0]
     return f"{said}; to trust it: {lines[-1].strip()}" if "dubious ownership" in said else said

@@ -496,7 +496,7 @@ class StoppedChildren(Struct, frozen=True, kw_only=True, gc=False):
     names: list[str]
     """Different names, three at most."""
     message: str
-    """`stopped 1 child that was still running: writer; wait for it, or --detach`"""
+    """`stopped 1 child that was still running: writer; wait for it`"""
 
 
 Blocked = Literal["start", "processes", "call"]

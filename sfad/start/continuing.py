@@ -229,7 +229,9 @@ async def _find_session(
 def check_ended(info: RunInfo) -> None:
     """Raise `RequestError` for a run that lives, or was never started."""
     if not info.status.terminal:
-        raise wrong_state(f"run {info.id} has not ended: stop it first, or send it a message")
+        raise wrong_state(
+            f"run {info.id} has not ended: wait for it (sfactl wait {info.id}) or stop it first"
+        )
     if info.fleet is not None and info.fleet.node is not None:
         raise wrong_state(
             f"run {info.id} executed on node {info.fleet.node}, which has its session: "

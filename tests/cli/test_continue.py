@@ -545,7 +545,7 @@ def test_a_run_whose_worktree_is_gone_is_continued_only_if_that_is_known(
     assert (ref in said, f"sfactl continue {run['id']} --fresh" in said) == (True, True)
     assert not Path(run["worktree"]).exists()
     done = world.sfactl("continue", run["id"], "--fresh")
-    assert f"the worktree of {run['id']} is gone, and is made again" in done.stderr
+    assert f"the worktree of {run['id']} is gone: the new run makes it" in done.stderr
     second = waited(world, done.stdout.strip())
     assert second["worktree"] == run["worktree"]
     assert second["argv"][-1].startswith(f"The worktree of run {run['id']} is gone, and what was")

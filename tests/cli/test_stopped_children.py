@@ -10,7 +10,7 @@ from tests.harness import ended, stopped, wait_until
 
 from .conftest import World
 
-WORDS = "stopped 1 child that was still running: writer; wait for it, or --detach"
+WORDS = "stopped 1 child that was still running: writer; wait for it"
 PARENT = "$SFACTL spawn -q --name writer -- sleep 100"
 
 

@@ -144,7 +144,7 @@ def test_a_live_run_is_not_continued() -> None:
     a = t.start("a")
     assert (
         t.failed(t.spawn("b", continues=a))
-        == "run a1 has not ended: stop it first, or send it a message"
+        == "run a1 has not ended: wait for it (sfactl wait a1) or stop it first"
     )
 
 

@@ -37,9 +37,9 @@ ONE = "stopped 1 child that was still running: writer"
 @pytest.mark.parametrize(
     ("end", "message"),
     [
-        (lambda t, a: t.exited(a, 0, empty=False), f"{ONE}; wait for it, or --detach"),
+        (lambda t, a: t.exited(a, 0, empty=False), f"{ONE}; wait for it"),
         # that nothing else is alive in its containment is no matter
-        (lambda t, a: t.exited(a, 0, empty=True), f"{ONE}; wait for it, or --detach"),
+        (lambda t, a: t.exited(a, 0, empty=True), f"{ONE}; wait for it"),
         (lambda t, a: t.exited(a, 3, empty=False), f"exited with code 3; {ONE}"),
         (lambda t, a: t.exited(a, None, signal=9, empty=False), f"killed by SIGKILL; {ONE}"),
         (lambda t, a: t.stop(a), "stopped by user ann (SIGTERM); stopped 1 child with it: writer"),
@@ -76,9 +76,17 @@ def test_many_children_are_counted_and_some_are_named() -> None:
     assert found == StoppedChildren(
         count=6,
         names=["w", "x", "y"],
-        message="stopped 6 children that were still running: w (2), x, y and 2 more; "
-        "wait for them, or --detach",
+        message="stopped 6 children that were still running: w (2), x, y and 2 more; wait for them",
     )
+
+
+def test_only_a_run_that_may_detach_is_told_of_that() -> None:
+    t = Transcript(allow_detach=True)
+    a = t.start("a")
+    t.start("writer", inside(a))
+    found = stopped_by_end(t, a)
+    assert found is not None
+    assert found.message == f"{ONE}; wait for it, or --detach"
 
 
 def test_children_that_wait_or_are_paused_do_not_run() -> None:
@@ -88,7 +96,7 @@ def test_children_that_wait_or_are_paused_do_not_run() -> None:
     (t >> t.pause(b)).skip()
     found = stopped_by_end(t, a)
     assert found is not None
-    assert found.message == ("stopped 1 child that was still paused: b; wait for it, or --detach")
+    assert found.message == ("stopped 1 child that was still paused: b; wait for it")
 
 
 def test_each_run_on_the_way_down_names_its_own_children_and_one_that_had_ended_is_not() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
+import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +16,9 @@ from typing import Any
 
 import pytest
 
+from sfactl.landing import work_left
+from sfad.git import commands
+from sfad.protocol import messages as m
 from sfad.protocol.types import Isolation, RunInfo, Worktree
 from tests.conftest import Start
 from tests.e2e.test_worktree_layouts import LAYOUTS, Made
@@ -23,6 +29,7 @@ from tests.users import FIRST, as_user, needs_root, open_directory, readable_by_
 from tests.web.console import Console
 
 pytestmark = pytest.mark.needs("git")
+BWRAP = pytest.mark.needs("bwrap")
 
 
 @pytest.fixture
@@ -264,6 +271,22 @@ def test_files_that_the_person_has_not_committed_stop_it_and_are_named(
         assert f"sub/{in_the_way}" in said
 
 
+@pytest.mark.parametrize("flag", ["assume-unchanged", "skip-worktree"])
+def test_files_that_the_person_hides_from_git_stop_it_with_a_way_out(
+    daemon: Daemon, repository: Repository, flag: str
+) -> None:
+    run = repository.run(daemon, "echo two > file")
+    repository.git("update-index", f"--{flag}", "sub/file")
+    (repository.sub / "file").write_text("mine\n")
+    why = refused(repository, daemon, run)
+    way = re.search(r"Have git look at what you hide from it \(git (.*?)\) and commit or", why)
+    assert way is not None, why
+    repository.git(*way[1].split())
+    repository.git("stash", "--include-untracked")
+    land(repository, daemon, run)
+    assert "mine" in repository.git("stash", "show", "-p")
+
+
 @pytest.mark.parametrize("how", ["--merge", "--squash", "--patch"])
 def test_a_conflict_changes_nothing_and_says_how_to_go_on(
     daemon: Daemon, repository: Repository, how: str
@@ -333,7 +356,9 @@ def test_where_it_is_typed(daemon: Daemon, repository: Repository, tmp_path: Pat
     elsewhere = Repository(tmp_path / "elsewhere", directory="sub")
     (tmp_path / "empty").mkdir()
     for place in (tmp_path / "empty", elsewhere.path):
-        assert "is in no checkout of" in refused(repository, daemon, run, cwd=place)
+        why = refused(repository, daemon, run, cwd=place)
+        assert "is in no checkout of" in why
+        assert f": cd {repository.sub}, or name a branch" in why
     assert "the run worked itself" in refused(
         repository, daemon, run, cwd=Path(run.worktree or "") / "sub"
     )
@@ -592,6 +617,248 @@ def test_a_repository_within_the_worktree_is_left_out_and_named(
     said = repository.sfactl(daemon, "prune", "--worktrees")
     assert "no commit can keep all of it: sub/empty/ is a git repository" in said
     assert (Path(run.worktree or "") / "sub" / "nested" / "x").exists()
+
+
+@pytest.mark.parametrize("isolation", [None, pytest.param(Isolation(), marks=BWRAP)])
+@pytest.mark.parametrize("flag", ["--assume-unchanged", "--skip-worktree"])
+@pytest.mark.parametrize("change", ["echo two > file", "chmod +x file"])
+def test_work_that_the_index_of_a_run_hides_is_work(
+    daemon: Daemon, repository: Repository, flag: str, change: str, isolation: Isolation | None
+) -> None:
+    """Some agents say so of a config that they change, so that they do not commit it."""
+    script = f"git update-index {flag} file; {change}"
+    runs = [repository.run(daemon, script, isolation=isolation) for _ in range(2)]
+    changes = repository.diff(daemon, runs[0])
+    assert ("+two" if "two" in change else "new mode 100755") in changes
+    for run in runs:
+        assert "1 file changed, not committed" in repository.sfactl(daemon, "why", run.id)
+    assert land(repository, daemon, runs[0])["files"] == ["sub/file"]
+    repository.git("reset", "-q", "--hard", "HEAD~1")
+    assert "kept the changes" in repository.sfactl(daemon, "prune", "--worktrees")
+    assert land(repository, daemon, runs[1])["files"] == ["sub/file"]
+    assert repository.git("status", "--porcelain") == ""
+
+
+def test_a_deletion_that_the_index_hides_is_work(daemon: Daemon, repository: Repository) -> None:
+    run = repository.run(daemon, "git update-index --assume-unchanged file; rm file")
+    assert "deleted file" in repository.diff(daemon, run)
+    assert land(repository, daemon, run)["files"] == ["sub/file"]
+
+
+@pytest.mark.parametrize("isolation", [None, pytest.param(Isolation(), marks=BWRAP)])
+@pytest.mark.parametrize("index", ["--no-sparse-index", "--sparse-index"])
+def test_work_outside_of_a_sparse_checkout_lands(
+    daemon: Daemon, repository: Repository, index: str, isolation: Isolation | None
+) -> None:
+    (repository.path / "left").mkdir()
+    for name in ("out", "other"):
+        (repository.path / "left" / name).write_text("x\n")
+    repository.commit("more")
+    repository.git("sparse-checkout", "set", "--cone", index, "sub")
+    script = "echo two > file; mkdir ../left; cd ../left; echo new > new; echo y > out"
+    runs = [repository.run(daemon, script, isolation=isolation) for _ in range(2)]
+    assert "3 files changed, not committed" in repository.sfactl(daemon, "why", runs[0].id)
+    assert repository.diff(daemon, runs[0]).count("\ndiff --git") == 2
+    expected = ["left/new", "left/out", "sub/file"]
+    assert land(repository, daemon, runs[0])["files"] == expected
+    assert repository.git("show", "main:left/other") == "x\n"
+    repository.git("reset", "-q", "--hard", "HEAD~1")
+    assert "kept the changes" in repository.sfactl(daemon, "prune", "--worktrees")
+    assert land(repository, daemon, runs[1])["files"] == expected
+    assert repository.git("status", "--porcelain") == ""
+
+
+def test_nobody_waits_long_for_a_line_about_work(
+    daemon: Daemon, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = repository.run(daemon, "mkfifo .gitignore; echo two > file")
+    monkeypatch.setattr(commands, "GLANCE", 1.0)
+    with daemon.client() as client:
+        info = client.call(m.Info(id=0, run=run.id), m.RunReply).run
+    for name, value in repository.env.items():
+        monkeypatch.setenv(name, value)
+    begun = time.monotonic()
+    told, _ = work_left(info)
+    assert "is not known (git status took longer than 1 s)" in told
+    assert time.monotonic() - begun < commands.PATIENCE
+
+
+COMMIT = "echo o > o; git add o; git commit -qm o"
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("echo s > file; git stash -q", "1 stash (git stash list)"),
+        (
+            "git checkout -q --detach; echo s > file; git stash -q; echo s > s; "
+            "git stash -qu -m x; git checkout -q -",
+            "2 stashes (git stash list)",
+        ),
+        (
+            f"git checkout -q -b other; {COMMIT}; git checkout -q -",
+            "1 commit on the branch 'other'",
+        ),
+        (f"git checkout -q --detach; {COMMIT}; git checkout -q -", "1 commit on no branch"),
+    ],
+)
+def test_what_a_run_has_put_aside_is_told_and_stays(
+    daemon: Daemon, repository: Repository, script: str, words: str
+) -> None:
+    (repository.path / "mine").write_text("m\n")
+    repository.git("stash", "-q", "--include-untracked")
+    run = repository.run(daemon, f"echo two > two; {script}; echo three > three")
+    told = repository.sfactl(daemon, "why", run.id)
+    assert f" changed, not committed: sfactl land {run.id}; also {words}" in told
+    assert words in repository.sfactl(daemon, "summary")
+    notes = land(repository, daemon, run)["notes"]
+    assert [note for note in notes if words in note], notes
+    assert f"{run.id}: it has left {words}" in repository.sfactl(daemon, "why", run.id)
+    assert "nothing else of" in repository.sfactl(daemon, "land", run.id, cwd=repository.path)
+    if "no branch" in words:  # else it stays without the worktree, too
+        assert f"kept the worktree {run.worktree}" in repository.sfactl(daemon, "prune", "--keep=0")
+    told = repository.sfactl(daemon, "prune", "--worktrees")
+    assert "removed 1 worktree" in told
+    place = "other"
+    if "no branch" in words:
+        place = repository.git("for-each-ref", "--format=%(refname)", "refs/sfad").strip()
+        assert f"git merge {place}" in told
+    stashes = repository.git("stash", "list").splitlines()
+    assert "WIP on main: " in stashes[-1], "the person's own"
+    if "stash" in words:
+        assert len(stashes) == 1 + int(words[0])
+    else:
+        assert repository.git("show", f"{place}:sub/o") == "o\n"
+
+
+def test_a_commit_that_the_run_has_replaced_is_not_put_aside(
+    daemon: Daemon, repository: Repository
+) -> None:
+    run = repository.run(
+        daemon,
+        f"{COMMIT}; git commit -q --amend -m p; echo a > a; git add a; git commit -qm a; "
+        "git rebase -q --force-rebase HEAD~1; git reset -q --hard HEAD~1; "
+        "git checkout -q --detach; git checkout -q -; "
+        "git stash -q; echo b > file; git stash -q; git stash pop -q",
+    )
+    told = repository.sfactl(daemon, "why", run.id)
+    assert f"1 commit to land and 1 file changed, not committed: sfactl land {run.id}\n" in told
+    assert land(repository, daemon, run)["notes"] == []
+
+
+@BWRAP
+def test_what_an_isolated_run_has_put_aside_stays_with_its_worktree(
+    daemon: Daemon, repository: Repository
+) -> None:
+    """The repository gets none of it, so it goes with the worktree."""
+    for script, words in (
+        (f"git checkout -q -b sfad/other; {COMMIT}; git checkout -q -", "the branch 'sfad/other'"),
+        (f"git checkout -q --detach; {COMMIT}; git checkout -q -", " on no branch"),
+    ):
+        run = repository.run(daemon, script, isolation=Isolation())
+        assert words in repository.sfactl(daemon, "why", run.id)
+        assert words in land(repository, daemon, run)["notes"][0]
+        assert words in repository.sfactl(daemon, "prune", "--worktrees")
+        assert os.path.isdir(run.worktree or "")
+        assert "removed 1 worktree" in repository.sfactl(daemon, "prune", "--worktrees", "--yes")
+
+
+def test_a_worktree_that_the_person_has_moved(
+    daemon: Daemon, repository: Repository, tmp_path: Path
+) -> None:
+    run = repository.run(daemon, f"{COMMIT}; echo two > file")
+    moved = tmp_path / "moved"
+    repository.git("worktree", "move", run.worktree or "", str(moved))
+    assert f"was moved to {moved}" in repository.sfactl(daemon, "why", run.id)
+    assert f"git -C {moved} diff" in sfactl(repository, daemon, "diff", run.id).stderr
+    told = land(repository, daemon, run)
+    assert told["files"] == ["sub/o"]
+    assert f"was moved to {moved}" in told["notes"][0]
+    for _ in range(2):
+        repository.sfactl(daemon, "prune", "--worktrees")
+    assert (moved / "sub" / "file").read_text() == "two\n"
+    assert repository.git("status", "--porcelain", cwd=moved) == " M sub/file\n"
+
+
+def test_a_branch_that_the_person_has_checked_out_stays(
+    daemon: Daemon, repository: Repository
+) -> None:
+    run = repository.run(daemon, "true")
+    repository.git("worktree", "remove", run.worktree or "")
+    repository.git("checkout", "-q", run.branch or "")
+    repository.sfactl(daemon, "prune", "--worktrees")
+    assert repository.git("branch", "--show-current").strip() == run.branch
+    assert repository.git("status", "--porcelain") == ""
+
+
+LOOK = """
+import os, sys
+from sfad.features.worktrees import landing, worktrees
+from sfad.git.commands import GitError
+record = worktrees.read_record(sys.argv[1])
+print(worktrees.changes(record, os.environ))
+try:
+    worktrees.keep(record, os.environ, dry_run=False)
+except worktrees.NotKept as error:
+    print(error)
+work = landing.Work(record.run, "sh", record.branch, record.path, record, record.isolated)
+try:
+    landed = landing.land(work, sys.argv[2], os.environ)
+    print(landed.files, landed.notes)
+except GitError as error:
+    print(error)
+"""
+
+
+@needs_root
+@pytest.mark.parametrize("isolation", [None, pytest.param(Isolation(), marks=BWRAP)])
+def test_what_git_may_not_read_is_named_and_stays(isolation: Isolation | None) -> None:
+    """A user of root's daemon: root itself could look into each directory."""
+    codecs.lookup("ascii")  # the other user may not read where Python is installed
+    scripts = {
+        "new": "mkdir new; echo x > new/x; chmod 000 new; echo two > file",
+        "tracked": "chmod 000 tracked; echo three > file",
+        "file": "echo x > closed; chmod 000 closed",
+    }
+    config = '[access]\nusers = "all"\n'
+    with open_directory() as top:
+        (top / "d").mkdir(mode=0o755)
+        with running(top / "d", config=config, wrap=readable_by_all(top)) as daemon:
+            place = top / "place"
+            place.mkdir()
+            os.chown(place, FIRST, FIRST)
+
+            def submit() -> tuple[dict[str, str], list[str]]:
+                repository = Repository(place, directory="sub")
+                (repository.sub / "tracked").mkdir()
+                (repository.sub / "tracked" / "z").write_text("z\n")
+                repository.commit("second")
+                repository.env["PYTHONPATH"] = f"{top}/code:{top}/site"
+                python = str(top / "python" / "bin" / Path(sys.executable).resolve().name)
+                found = {}
+                for name, script in scripts.items():
+                    run = repository.run(daemon, script, isolation=isolation)
+                    with daemon.client() as client:
+                        words = [python, "-c", LOOK, str(run.worktree), str(repository.path)]
+                        look = ended(client, started(client, words, **repository.options(None)).id)
+                    found[name] = look.id
+                tree = repository.git("ls-tree", "-r", "--name-only", "HEAD")
+                return found, tree.split()
+
+            looks, tree = as_user(FIRST, submit)
+            found = {
+                name: daemon.output(look) + daemon.errors(look) for name, look in looks.items()
+            }
+    assert tree == ["sub/file", "sub/tracked/z"]
+    for name, said in found.items():
+        changes, kept, landed, *_ = said.splitlines()
+        assert changes != "None", said
+        assert "may not be read" in kept or (name == "file" and "denied" in kept), said
+        assert kept.startswith("no commit can keep"), said
+        if isolation is None and name != "file":
+            assert landed.startswith("['sub/file'] ['left out: "), said
+        else:
+            assert landed.rpartition(": ")[2].startswith(("Permission denied", "chmod -R u+")), said
 
 
 @pytest.mark.parametrize(

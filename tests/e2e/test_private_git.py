@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -365,6 +366,36 @@ def test_a_worktree_that_is_asked_for_inside_another_obeys_nothing_in_it(
         assert daemon.output(inner.id).split() == ["mine", "first"], daemon.errors(inner.id)
         assert (inner.worktree or "").startswith(str(top.parent))
         assert not repository.escaped.exists()
+
+
+def test_what_lands_elsewhere_from_within_its_worktree_obeys_nothing_in_it(
+    daemon: Daemon, repository: Attacked
+) -> None:
+    """The `.git` there leads to a config of the run and to the objects of the repository."""
+    script = """
+    common=$(git rev-parse --git-common-dir); admin=$(git rev-parse --git-dir); cd ..
+    cp -r "$admin" evil; rm .git; echo "gitdir: $PWD/evil" > .git
+    echo "$common" > evil/commondir; echo "$PWD/.git" > evil/gitdir
+    mkdir hooks; printf '#!/bin/sh\ntouch "%s"\n' "$ESCAPED" > hooks/reference-transaction
+    cp hooks/reference-transaction hooks/sign; chmod +x hooks/*
+    git config -f evil/config.worktree core.hooksPath "$PWD/hooks"
+    git config -f evil/config.worktree commit.gpgSign true
+    git config -f evil/config.worktree gpg.program "$PWD/hooks/sign"
+    """
+    repository.git("config", "extensions.worktreeConfig", "true")
+    repository.git("branch", "release")
+    plain = repository.run(daemon, "echo two > file")
+    run = repository.attack(daemon, script, Isolation())
+    top = Path(run.worktree or "")
+    for how in ("--squash", "--merge"):
+        repository.sfactl(daemon, "land", plain.id, "--onto", "release", how, cwd=top)
+        assert not repository.escaped.exists()
+    assert repository.git("show", "release:sub/file") == "two\n"
+    done = subprocess.run(
+        [sys.executable, "-m", "sfactl", "land", plain.id],
+        env=daemon.env | repository.env, cwd=top, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert f"is the worktree of run {run.id}, which was isolated: cd to a" in done.stderr
 
 
 def test_only_an_isolated_run_works_where_another_has_worked(

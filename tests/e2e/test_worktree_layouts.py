@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -192,6 +193,14 @@ def test_a_repository_of_another_user_that_the_person_trusts(
     run = repository.run(daemon, "git log --oneline | wc -l", cwd=os.fsencode(checkout))
     assert (run.status, daemon.output(run.id)) == ("completed", "1\n"), daemon.errors(run.id)
     assert repository.diff(daemon, run) == ""
+
+
+def test_a_repository_with_reftables_is_refused(daemon: Daemon, tmp_path: Path) -> None:
+    """As git 2.45 can make one. An older git ignores the extension in this version of the format,
+    a newer one refuses it."""
+    repository, _ = plain(tmp_path)
+    repository.git("config", "extensions.refStorage", "reftable")
+    assert re.search(r"in reftables|v1-only extension", repository.refused(daemon))
 
 
 def test_a_worktree_that_git_binds_to_another_directory_is_not_made(tmp_path: Path) -> None:

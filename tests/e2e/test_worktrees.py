@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 
 from sfad.core.state.run import run_id, run_number
 from sfad.features.worktrees import worktrees
+from sfad.features.worktrees.record import Record
 from sfad.git.commands import LOCAL, SETTINGS
 from sfad.protocol import messages as m
 from sfad.protocol.types import Isolation, RunInfo, Status, Worktree
@@ -696,6 +698,69 @@ def test_a_worktree_in_which_a_run_lives_stays(
             assert os.path.isdir(run.worktree or "")
         stopped(client, other)
     assert "removed 1 worktree" in repository.sfactl(daemon, "prune", "--worktrees")
+
+
+def test_a_run_that_begins_while_prune_looks_keeps_its_worktree(
+    daemon: Daemon, repository: Repository
+) -> None:
+    """It stands where prune has asked the daemon already, and waits for the record."""
+    run = repository.run(daemon, "echo two > file")
+    record = worktrees.read_record(run.worktree or "")
+    assert record is not None
+    env = daemon.env | repository.env
+    words = [sys.executable, "-m", "sfactl", "prune", "--worktrees", "--json"]
+    with worktrees.claimed(record), daemon.client() as client:
+        pruned = subprocess.Popen(words, env=env, stdout=subprocess.PIPE)
+        place = f"FLOCK  ADVISORY  WRITE {pruned.pid} "
+        wait_until(lambda: f"-> {place}" in Path("/proc/locks").read_text(), "prune waits")
+        options = repository.options(Worktree(of=run.id))
+        other = started(client, ["sleep", "300"], **options).id
+        record.run = other
+        record.save()
+    told = json.loads(pruned.communicate()[0])
+    assert (told["worktrees_removed"], pruned.returncode) == ([], 0)
+    with daemon.client() as client:
+        wait_until(
+            lambda: client.call(m.Info(id=client.next_id(), run=other), m.RunReply).run.pid,
+            "it runs",
+        )
+        assert os.path.isdir(record.path)
+        stopped(client, other)
+
+
+def test_a_run_waits_while_its_worktree_is_removed(daemon: Daemon, repository: Repository) -> None:
+    run = repository.run(daemon, "echo two > two; git add two; git commit -qm two")
+    record = worktrees.read_record(run.worktree or "")
+    assert record is not None
+    with worktrees.claimed(record), daemon.client() as client:
+        other = started(client, ["cat", "two"], **repository.options(Worktree(of=run.id))).id
+        wait_until(lambda: "-> FLOCK" in Path("/proc/locks").read_text(), "its first step waits")
+        worktrees.remove(record, repository.env, branch=False)
+    with daemon.client() as client:
+        info = ended(client, other)
+    assert (info.exit_code, daemon.output(other)) == (0, "two\n"), daemon.errors(other)
+
+
+def test_a_worktree_without_its_repository_is_removed_only_if_the_person_says_so(
+    daemon: Daemon, tmp_path: Path
+) -> None:
+    repository = Repository(tmp_path / "gone")
+    run = repository.run(daemon, "echo two > file")
+    shutil.rmtree(repository.path)
+    told = repository.sfactl(daemon, "prune", "--worktrees")
+    assert f"kept the worktree {run.worktree}" in told
+    told = repository.sfactl(daemon, "prune", "--worktrees", "--yes")
+    assert "removed 1 worktree" in told
+    assert not os.path.lexists(run.worktree or "")
+
+
+def test_a_record_that_cannot_be_saved_leaves_nothing(tmp_path: Path) -> None:
+    path = str(tmp_path / "w-1")
+    record = Record(path=path, repository="/", branch="sfad/w", start="", run="a1", socket="/")
+    os.mkdir(record.file)
+    with pytest.raises(OSError, match="directory"):
+        record.save()
+    assert os.listdir(tmp_path) == ["w-1.json"]
 
 
 def test_prune_of_a_run_removes_the_ref_of_what_has_landed(

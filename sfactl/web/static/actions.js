@@ -41,13 +41,14 @@ async function below(run) {
   }
 }
 
-/** POST, with the button busy meanwhile. Return whether it was done; what came of it is told. */
+/** POST, with the button busy meanwhile. Return whether it was done; what came of it is told, and `acted` after it. */
 async function carryOut(verb, run, body, from) {
   const busy = setTimeout(() => toast(`${VERBS[verb]} ${run.id}: waiting for the daemon…`), 1500);
   if (from) from.setAttribute("aria-busy", "true");
   try {
     const answer = await post(`/api${runPath(run.id)}/${verb}`, body);
     toast(answer.said, { bad: answer.bad });
+    document.dispatchEvent(new Event("acted"));
     return true;
   } catch (error) {
     toast(error.message, { bad: true });

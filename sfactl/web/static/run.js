@@ -200,6 +200,9 @@ export function show() {
     }
   }).catch(() => {}); // the run is unknown, which `read` tells
   read();
+  // of an ended run, no event tells what has landed meanwhile
+  document.addEventListener("acted", read);
+  document.addEventListener("visibilitychange", () => document.hidden || read());
   setInterval(() => row && figures(row), 1000);
 
   const query = () => ({ runs: id, events: "1", run: id, output: id, ...(which.value === "stderr" ? { stderr: "1" } : {}) });

@@ -340,7 +340,7 @@ class Admission:
         """Return why a run cannot be continued: it lives, or another run continues it. Two would
         write to one session."""
         if self._ctx.tree.get(run) is not None:
-            return f"run {run} has not ended: stop it first, or send it a message"
+            return f"run {run} has not ended: wait for it (sfactl wait {run}) or stop it first"
         by = by or next((each.id for each in self._ctx.tree if each.asked.continues == run), None)
         return (
             f"run {run} was continued by {by} already; to continue that one: sfactl continue {by}"

@@ -190,10 +190,12 @@ class Lifecycle:
     def cancel_below(self, run: Run, at: float, ending: Ending | None) -> None:
         """Decide the end of all that is below a run. `ending`: how the run itself ends; `None` if
         only its attempt does."""
+        detached = ", or --detach" if self._ctx.policy.allow_detach else ""
         for each in run.subtree():
             by_itself = each is run and (ending is None or _by_itself(ending))
             ended = ending is not None and ending.outcome is Status.COMPLETED
-            found = _stopped_children(each, by_itself=by_itself, advised=by_itself and ended)
+            advice = "; wait for {}" + detached if by_itself and ended else ""
+            found = _stopped_children(each, by_itself=by_itself, advice=advice)
             each.stopped_children = found or each.stopped_children
         reason = Reason(
             kind=ReasonKind.ANCESTOR,
@@ -271,9 +273,9 @@ _STILL = {
 }
 
 
-def _stopped_children(run: Run, *, by_itself: bool, advised: bool) -> StoppedChildren | None:
+def _stopped_children(run: Run, *, by_itself: bool, advice: str) -> StoppedChildren | None:
     """Return the children that the end of a run stops. `by_itself`: nothing else has ended the run;
-    `advised`: say how to keep children."""
+    `advice`: how it would have kept them."""
     children = [child for child in run.children.values() if child.status is not Status.STOPPING]
     if not children:
         return None
@@ -290,7 +292,7 @@ def _stopped_children(run: Run, *, by_itself: bool, advised: bool) -> StoppedChi
     message = (
         f"stopped {counted(len(children), 'child', 'children')}{how}: {', '.join(shown)}"
         + (f" and {others} more" if others else "")
-        + (f"; wait for {'it' if one else 'them'}, or --detach" if advised else "")
+        + advice.format("it" if one else "them")
     )
     return StoppedChildren(count=len(children), names=list(names)[:NAMED], message=message)
 

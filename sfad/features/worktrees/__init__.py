@@ -7,9 +7,10 @@
 `steps`     the programs that make a worktree, executed as the run's user
 `private`   what git writes for an isolated run, and how that comes into the repository
 `record`    the file beside a worktree
+`aside`     commits that a run has put where its worktree and its branch do not have them
 `worktrees` how git looks at, makes, compares and removes worktrees
 `landing`   how the work in a worktree comes home; only for `sfactl land`
 
 A bare interpreter executes `steps`, and what that imports, which is of the standard library.
-`sfactl diff`, `land` and `prune` import the last four.
+`sfactl diff`, `land` and `prune` import the last five.
 """

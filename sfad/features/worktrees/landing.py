@@ -22,19 +22,24 @@ from shlex import quote
 from typing import Literal
 
 from ...git import obeyed
-from ...git.commands import SWITCHES, At, GitError, complaint, execute, git, own, raw, run
+from ...git.commands import SWITCHES, WHOLE, At, GitError, complaint, execute, git, own, raw, run
 from . import private
+from .aside import aside
 from .record import Record
 from .worktrees import (
     Look,
+    around,
     checked_branch,
+    checkout_of,
     everything,
     exists,
     git_files,
+    is_gone,
     kept,
     kept_ref,
     landed_tips,
     read_record,
+    show_changes,
     snapshot,
 )  # fmt: skip
 
@@ -147,6 +152,8 @@ def land(
             _check_obeyed(work, target, [])
         target = replace(target, at=At(target.at.cwd, env, target.at.git_dir))
     tip = _tip(work, target, env, landed, message, commit=how != "patch")
+    if work.record is not None:
+        landed.notes += [f"left out: {each.words}" for each in aside(work.record, env)]
     became = _bring(work, target, tip, landed, how, message)
     if landed.worked and not_executed:
         landed.notes.append(
@@ -178,8 +185,10 @@ class _Target:
 
 def _target(work: Work, cwd: str, env: Mapping[str, str], onto: str | None) -> _Target:
     here = At(cwd, env)
-    top, around = _around(here)
-    repository = around if work.record is None else work.record.repository
+    # there git would obey what the run has made its repository
+    theirs = around(cwd)
+    top, common = _checkout_at(here) if theirs is None else ("", "")
+    repository = common if work.record is None else work.record.repository
     if not repository or not os.path.isdir(repository):
         raise NotLanded(
             f"{repository} is gone, to which the worktree belonged: move it back, then: "
@@ -189,9 +198,16 @@ def _target(work: Work, cwd: str, env: Mapping[str, str], onto: str | None) -> _
             f"repository: cd there, then: {work.again}"
         )
     if onto is None:
-        if not top or around != repository:
+        if theirs is not None:
             raise NotLanded(
-                f"{cwd} is in no checkout of {repository}, which the run worked on: cd to one, or "
+                f"{theirs.path} is the worktree of run {theirs.run}, which was isolated: cd to a "
+                "checkout of yours, or name a branch with --onto"
+            )
+        if not top or common != repository:
+            origin = "" if work.record is None else work.record.origin
+            there = quote(origin) if os.path.isdir(origin) else "to one"
+            raise NotLanded(
+                f"{cwd} is in no checkout of {repository}, which the run worked on: cd {there}, or "
                 "name a branch with --onto"
             )
         code, ref = run(["symbolic-ref", "--quiet", "HEAD"], here, (0, 1))
@@ -202,14 +218,14 @@ def _target(work: Work, cwd: str, env: Mapping[str, str], onto: str | None) -> _
         branch, place = ref.removeprefix("refs/heads/"), At(top, env)
     else:
         branch = onto
-        place = At(top, env) if top and around == repository else At("/", env, repository)
+        place = At(top, env) if top and common == repository else At("/", env, repository)
         if branch.startswith("-") or not exists(branch, place):
             raise NotLanded(
                 f"there is no branch '{branch}' in {repository}: git branch {quote(branch)}"
             )
         if run(["symbolic-ref", "--quiet", f"refs/heads/{branch}"], place, (0, 1))[0] == 0:
             raise NotLanded(f"'{branch}' is another name of a branch: name that with --onto")
-        top = _checkout_of(branch, place)
+        top = checkout_of(branch, place)
         place = At(top, env) if top else place
     if branch == work.branch or (top and _same(top, work.worktree)):
         raise NotLanded(
@@ -233,7 +249,7 @@ def _check_obeyed(work: Work, target: _Target, files: Sequence[str]) -> None:
         )
 
 
-def _around(here: At) -> tuple[str, str]:
+def _checkout_at(here: At) -> tuple[str, str]:
     """Return the top level of the checkout around a directory, and its repository; empty if there
     is none."""
     found = []
@@ -245,16 +261,6 @@ def _around(here: At) -> tuple[str, str]:
             raise GitError(complaint(done.stderr))
         found.append(os.fsdecode(done.stdout).removesuffix("\n"))
     return found[0], os.path.realpath(found[1])
-
-
-def _checkout_of(branch: str, at: At) -> str:
-    """Return the worktree in which a branch is checked out; empty if there is none."""
-    for entry in git("worktree", "list", "--porcelain", at=at).split("\n\n"):
-        lines = entry.split("\n")
-        path = lines[0].removeprefix("worktree ")
-        if f"branch refs/heads/{branch}" in lines and os.path.isdir(path):
-            return path
-    return ""
 
 
 def _record_at(top: str) -> Record | None:
@@ -280,6 +286,8 @@ def _tip(
     """Return the commit with all of the run's work. `commit`: it stays in the worktree."""
     record = work.record
     if record is None or not os.path.isdir(record.path) or record.admin is None:
+        if record is not None and record.moved is not None:
+            landed.notes.append(f"left out: what is not committed there, because {is_gone(record)}")
         return _tip_without_worktree(work, target)
     private.bring(record, env)
     branch = checked_branch(record, env)
@@ -372,7 +380,8 @@ def _committed(
     at = At(record.path, inside)
     words, left_out = everything(look)
     landed.notes += [f"left out: {each}, in {record.path}" for each in left_out]
-    git(*words, at=at)
+    show_changes(at)
+    git(*WHOLE, *words, at=at)
     if run(["diff", "--cached", "--quiet"], at, (0, 1))[0]:
         done = execute(["commit", "--quiet", "-m", _message(work, message)], at)
         if done.returncode:
@@ -646,13 +655,15 @@ def _refused(work: Work, target: _Target, stderr: bytes) -> NotLanded:
         return NotLanded(f"git merge fails in {target.top}: {why}. Nothing has changed there")
     ignored = _ignored(target, files)
     edited = [name for name in files if name not in ignored]
-    said_of, steps = [], []
+    said_of: list[str] = []
+    steps: list[str] = []
     if edited:
         have = "has" if len(edited) == 1 else "have"
         said_of.append(
             f"{_listed(edited)} in {target.top} {have} changes that are not committed, and would "
             "be overwritten"
         )
+        steps += _shown_again(target, edited)
         steps.append(
             "commit or stash them (git stash --include-untracked; afterwards: git stash pop)"
         )
@@ -668,6 +679,17 @@ def _refused(work: Work, target: _Target, stderr: bytes) -> NotLanded:
         f"{work.again}; or name another branch with --onto",
         files,
     )
+
+
+def _shown_again(target: _Target, files: Sequence[str]) -> Iterator[str]:
+    """Yield the commands after which git stashes files that its index says not to look at."""
+    paths = [f":(top,literal){name}" for name in files]
+    tags = _names(git(*SWITCHES, "ls-files", "-v", "-z", "--", *paths, at=target.at))
+    for option, tagged in (("assume-unchanged", "hs"), ("skip-worktree", "Ss")):
+        if names := [quote(tag[2:]) for tag in tags if tag[0] in tagged][:_SHOWN]:
+            where = quote(target.top or "")
+            command = f"git -C {where} update-index --no-{option} {' '.join(names)}"
+            yield f"have git look at what you hide from it ({command})"
 
 
 def _ignored(target: _Target, files: Sequence[str]) -> list[str]:

@@ -31,7 +31,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from ...git.commands import PATIENCE, At, GitError, TooLong, complaint, git, own, raw, run
+from ...git.commands import (
+    PATIENCE,
+    At,
+    GitError,
+    TooLong,
+    bounded,
+    complaint,
+    git,
+    own,
+    raw,
+    run,
+)
 from ...host.probe import bubblewrap
 from .record import Record, content
 
@@ -44,8 +55,8 @@ _SEAL = "."
 """`processes.credentials.SEAL`, which a module that `sfactl` imports cannot."""
 _LARGE = 1 << 30
 """Bytes of a file that is not committed, of which git would take minutes to make an object."""
-_MOST_LARGE = 100
-"""Of these that are looked at."""
+_MOST_UNREAD = 100
+"""Of these, and of what may not be read, that git is asked about."""
 _hopeless: dict[str, str] = {}
 """The worktrees that this process was not able to read within its patience, and what it has said:
 it waits once for each."""
@@ -135,18 +146,21 @@ tip=$(git rev-parse --verify --quiet "refs/heads/$branch^{commit}" || echo "$kno
 head=$(git rev-parse --verify --quiet 'HEAD^{commit}' || echo "$tip")
 name=$(git symbolic-ref --quiet HEAD || :)
 left() {
+  git ls-files -z | git -c core.sparseCheckout=true -c sparse.expectFilesOutsideOfPatterns=false \
+    update-index -z --no-assume-unchanged --stdin >&2 || :
   git -c advice.addEmbeddedRepo=false add --all --ignore-errors -- . >&2 || :
   git write-tree
 }
-made=
+made= found=
 shift 8
 if [ "$uncommitted" ]; then
-  for each; do
-    if [ "$(git ls-files --others --modified --exclude-standard -- ":(top,literal)$each")" ]; then
-      echo "fatal: $each has more than 1 GiB, and git does not ignore it: remove it, or commit it \
-yourself" >&2
-      exit 1
-    fi
+  while [ "$2" ]; do
+    case "$1" in
+      */) git check-ignore --quiet -- "./$1" || found=$1 ;;
+      *) found=$(git ls-files --others --modified --exclude-standard -- ":(top,literal)$1") ;;
+    esac
+    if [ "$found" ]; then echo "fatal: $1 $2, and git does not ignore it: $3" >&2; exit 1; fi
+    shift 3
   done
   made=$(left) || { rm -f "$GIT_DIR/index"; git read-tree "$head"; made=$(left); }
 fi
@@ -248,7 +262,7 @@ def left(
         raise GitError(why)
     place = tempfile.mkdtemp(prefix="sfad-worktree-")
     try:
-        large = _check_kinds(record)
+        unread = _check_kinds(record)
         for name in ("read/git", "read/objects/info", "git", "objects/info", "empty"):
             os.makedirs(f"{place}/{name}")
         for name in ("read/objects", "objects"):
@@ -258,7 +272,7 @@ def left(
             with open(f"{place}/{name}/commondir", "wb") as file:
                 file.write(os.fsencode(f"{record.repository}\n"))
         found = Left(
-            record, env, place, _read(record, env, f"{place}/read", large, uncommitted=uncommitted)
+            record, env, place, _read(record, env, f"{place}/read", unread, uncommitted=uncommitted)
         )
         with open(f"{place}/git/HEAD", "w") as file:
             file.write(f"{record.start}\n")
@@ -266,7 +280,8 @@ def left(
     except TooLong as error:
         delete(place)
         why = f"what run {record.run} has left in {record.path} takes too long to read: {error}"
-        _hopeless[record.path] = why
+        if bounded(PATIENCE) == PATIENCE:
+            _hopeless[record.path] = why
         raise GitError(why) from None
     except BaseException:
         delete(place)
@@ -279,19 +294,26 @@ def left(
 
 def _check_kinds(record: Record) -> list[str]:
     """Raise `GitError` if something is there for which git would wait, such as a pipe in place of a
-    ref, or that leads elsewhere. Return the large files of the worktree."""
+    ref, or that leads elsewhere. Return three words for each path of the worktree that git does not
+    read, or not in time: the path, which ends with a slash if it is a directory, why, and what to
+    do."""
     private = directory(record.path)
     for name in ("refs", "logs", "admin", "objects"):
         for path, mode, _ in _walk(f"{private}/{name}"):
-            if not stat.S_ISREG(mode) and not (stat.S_ISLNK(mode) and _is_name_of_ref(path)):
+            closed = stat.S_ISDIR(mode)
+            if not (closed or stat.S_ISREG(mode) or (stat.S_ISLNK(mode) and _is_name_of_ref(path))):
                 raise GitError(_unread(record, path, mode))
-    large = []
+    found = []
     for path, mode, size in _walk(record.path):
         if stat.S_ISFIFO(mode) and "/.git" in path.removeprefix(record.path):
             raise GitError(_unread(record, path, mode))
+        name = os.path.relpath(path, record.path)
         if stat.S_ISREG(mode) and size > _LARGE:
-            large.append(os.path.relpath(path, record.path))
-    return large[:_MOST_LARGE]
+            found += [name, "has more than 1 GiB", "remove it, or commit it yourself"]
+        elif stat.S_ISDIR(mode) or (stat.S_ISREG(mode) and not os.access(path, os.R_OK)):
+            slash = "/" if stat.S_ISDIR(mode) else ""
+            found += [f"{name}{slash}", "may not be read", f"chmod -R u+rwX {shlex.quote(path)}"]
+    return found[: 3 * _MOST_UNREAD]
 
 
 def _is_name_of_ref(link: str) -> bool:
@@ -310,7 +332,8 @@ def _unread(record: Record, path: str, mode: int) -> str:
 
 
 def _walk(top: str) -> Iterator[tuple[str, int, int]]:
-    """Yield each file below a directory, its mode and its size. Raise `GitError`."""
+    """Yield each file below a directory, its mode and its size, and each directory that may not be
+    read. Raise `GitError`."""
     try:
         found = os.lstat(top)
     except OSError as error:
@@ -318,10 +341,12 @@ def _walk(top: str) -> Iterator[tuple[str, int, int]]:
     if not stat.S_ISDIR(found.st_mode):
         yield top, found.st_mode, found.st_size
         return
-    above, until = [top], time.monotonic() + PATIENCE
+    patience = bounded(PATIENCE)
+    above, until = [top], time.monotonic() + patience
     while above:
         try:
-            with os.scandir(above.pop()) as entries:
+            place = above.pop()
+            with os.scandir(place) as entries:
                 for each in entries:
                     if each.is_dir(follow_symlinks=False):
                         above.append(each.path)
@@ -329,14 +354,16 @@ def _walk(top: str) -> Iterator[tuple[str, int, int]]:
                         found = os.lstat(each.path)
                         yield each.path, found.st_mode, found.st_size
         except OSError as error:
-            if error.errno not in (errno.EACCES, errno.ENOENT, errno.ENAMETOOLONG):  # as for git
+            if error.errno == errno.EACCES:
+                yield place, stat.S_IFDIR, 0
+            elif error.errno not in (errno.ENOENT, errno.ENAMETOOLONG):  # as for git
                 raise GitError(f"{error.filename} cannot be read: {error.strerror}") from None
         if time.monotonic() > until:
-            raise TooLong(f"{top} has too many files to look at within {PATIENCE:.0f} s")
+            raise TooLong(f"{top} has too many files to look at within {patience:.0f} s")
 
 
 def _read(
-    record: Record, env: Mapping[str, str], place: str, large: list[str], *, uncommitted: bool
+    record: Record, env: Mapping[str, str], place: str, unread: list[str], *, uncommitted: bool
 ) -> str:
     """Read what a run has left, in a sandbox. Return the answer of `_READ`."""
     at = At("/", own(env), record.repository)
@@ -351,9 +378,10 @@ def _read(
         record.repository, record.path,
         f"{record.repository}/worktrees/{os.path.basename(record.path)}",
         record.branch, record.start, record.brought or record.start,
-        "1" if uncommitted else "", promised, *large,
+        "1" if uncommitted else "", promised, *unread,
     ]  # fmt: skip
     inside = {**own(env), "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"}
+    patience = bounded(PATIENCE)
     with subprocess.Popen(
         command,
         cwd=place,
@@ -363,9 +391,9 @@ def _read(
         stderr=subprocess.PIPE,
     ) as reader:
         try:
-            said, complained = reader.communicate(timeout=PATIENCE)
+            said, complained = reader.communicate(timeout=patience)
         except subprocess.TimeoutExpired:
-            raise TooLong(f"it was not read within {PATIENCE:.0f} s") from None
+            raise TooLong(f"it was not read within {patience:.0f} s") from None
         finally:  # the sandbox ends with it, whatever the run has had git start there
             reader.kill()
     answer = said.decode("ascii", "replace")

@@ -55,9 +55,15 @@ class Record:
         import json
 
         text = json.dumps({name: getattr(self, name) for name in FIELDS})
-        with open(f"{self.file}.new", "w", encoding="ascii") as file:
-            file.write(text)
-        os.rename(f"{self.file}.new", self.file)
+        new = f"{self.file}.new"
+        try:
+            with open(new, "w", encoding="ascii") as file:
+                file.write(text)
+            os.rename(new, self.file)
+        except OSError:  # the disk may be full
+            with Ignoring():
+                os.unlink(new)
+            raise
 
     @property
     def admin(self) -> str | None:
@@ -66,6 +72,16 @@ class Record:
         # git writes a path that is relative to `at` if worktree.useRelativePaths is set
         named = os.path.normpath(os.path.join(at, content(f"{at}/gitdir") or ""))
         return at if self.unfinished or named == f"{self.path}/.git" else None
+
+    @property
+    def moved(self) -> str | None:
+        """Where the worktree is if a person has moved it (git worktree move); `None` if it is not
+        known to have been moved."""
+        at = f"{self.repository}/worktrees/{os.path.basename(self.path)}"
+        named = os.path.normpath(os.path.join(at, content(f"{at}/gitdir") or ""))
+        if named == f"{self.path}/.git" or content(named) != f"gitdir: {at}":
+            return None
+        return os.path.dirname(named)
 
     @property
     def unfinished(self) -> bool:
@@ -97,15 +113,15 @@ class Record:
         )
 
 
-def content(file: str) -> str | None:
-    """Return the line in a file; `None` if there is none. A run may have put it there, or a pipe in
-    its place."""
+def content(file: str, most: int = _MOST) -> str | None:
+    """Return the line in a file, or its first `most` bytes; `None` if there is none. A run may have
+    put it there, or a pipe in its place."""
     try:
         opened = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError:
         return None
     try:
-        return os.fsdecode(os.read(opened, _MOST)).removesuffix("\n")
+        return os.fsdecode(os.read(opened, most)).removesuffix("\n")
     except OSError:
         return None
     finally:

@@ -12,19 +12,33 @@ nothing: `private` reads what is there.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Self
 
 from ...git import obeyed
-from ...git.commands import PATIENCE, SWITCHES, At, GitError, git, own, run
+from ...git.commands import (
+    PATIENCE,
+    SPARSE,
+    SWITCHES,
+    At,
+    GitError,
+    complaint,
+    execute,
+    git,
+    own,
+    raw,
+    run,
+)
 from . import private
+from .aside import aside
 from .record import FIELDS, INITIALISING, Ignoring, Record, content
 
 
@@ -81,6 +95,12 @@ def _look_within(
 
 
 def _places(branch: str | None, again: str, env: Mapping[str, str], at: At) -> dict[str, object]:
+    if run(["config", "--get", "extensions.refStorage"], at, (0, 1))[1] == "reftable":
+        # sfad reads and copies HEAD, refs and their logs as files
+        raise GitError(
+            "the repository keeps its refs in reftables, in which sfad finds no work of a run: "
+            "git refs migrate --ref-format=files"
+        )
     counted = git("count-objects", "-v", at=at).splitlines()
     return {
         "directory": os.path.realpath(directory(env)),
@@ -183,16 +203,15 @@ def make(wanted: Record, origin: str, env: Mapping[str, str], *, found: bool) ->
             f"run {record.run} was isolated, and what it has left in {record.path} would be obeyed "
             "without a sandbox: add --isolate, or start a run with --worktree of its own"
         )
+    earlier = record.run, record.socket
     record.run, record.socket = wanted.run, wanted.socket
-    if known is not None and record.whole:
-        if not record.isolated:
-            _check_top(record, env)
-        if wanted.run not in record.starts:
-            record.starts = {**record.starts, wanted.run: _state(record, env)}
-        if wanted.isolated:
-            record.alternates, record.sandbox = wanted.alternates, wanted.sandbox
-            _give_private(record, env, new=False)
-        record.save()
+    if known is not None and _claim(record):
+        try:
+            _use(record, wanted, env)
+        except BaseException:
+            record.run, record.socket = earlier
+            record.save()
+            raise
         return
     os.makedirs(os.path.dirname(wanted.path), mode=0o700, exist_ok=True)
     if not record.holds_nothing:
@@ -233,6 +252,57 @@ def make(wanted: Record, origin: str, env: Mapping[str, str], *, found: bool) ->
         if fresh or known is None:
             remove(record, env, branch=fresh)
         raise
+
+
+@contextmanager
+def claimed(record: Record) -> Iterator[None]:
+    """Keep a further run from beginning in a worktree, as long as it has not saved the record. What
+    an isolated run could lock is not locked."""
+    descriptor = _lock(record.file)
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _lock(file: str) -> int | None:
+    """Return a descriptor of the file, locked; `None` if there is none."""
+    while True:
+        try:
+            descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), os.stat(file)):
+                    return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # it was saved meanwhile
+
+
+def _claim(record: Record) -> bool:
+    """Save which run works in a worktree, so that `prune` leaves it, and return whether it is
+    whole."""
+    with claimed(record):
+        if whole := record.whole:
+            record.save()
+        return whole
+
+
+def _use(record: Record, wanted: Record, env: Mapping[str, str]) -> None:
+    """Have a further run work in a worktree that is whole."""
+    if not record.isolated:
+        _check_top(record, env)
+    if wanted.run not in record.starts:
+        record.starts = {**record.starts, wanted.run: _state(record, env)}
+    if wanted.isolated:
+        record.alternates, record.sandbox = wanted.alternates, wanted.sandbox
+        _give_private(record, env, new=False)
+    record.save()
 
 
 def _kept_commit(record: Record, at: At) -> str:
@@ -339,8 +409,7 @@ def _clear(record: Record) -> None:
     does not remove the branch."""
     admin = f"{record.repository}/worktrees/{os.path.basename(record.path)}"
     private.delete(record.path)
-    elsewhere = content(f"{admin}/gitdir")
-    if elsewhere is None or content(os.path.join(admin, elsewhere)) != f"gitdir: {admin}":
+    if record.moved is None:
         shutil.rmtree(admin, ignore_errors=True)
     private.remove(record)
 
@@ -350,6 +419,14 @@ def _clear(record: Record) -> None:
 
 def _without_repository(record: Record) -> str:
     return f"its repository {record.repository} is gone: move it back"
+
+
+def is_gone(record: Record) -> str:
+    """Return what is said of a worktree that is not there."""
+    moved = record.moved
+    return f"the worktree {record.path} " + (
+        "is gone" if moved is None else f"was moved to {moved}"
+    )
 
 
 class Look:
@@ -365,7 +442,7 @@ class Look:
         if not os.path.isdir(record.repository):
             raise GitError(_without_repository(record))
         if admin is None or not os.path.isdir(record.path):
-            raise GitError(f"the worktree {record.path} is gone")
+            raise GitError(is_gone(record))
         self._place = tempfile.mkdtemp(prefix="sfad-worktree-")
         # an index may have its larger part in another file (git-update-index(1), SPLIT INDEX)
         parts = [name for name in os.listdir(admin) if name.startswith("sharedindex.")]
@@ -384,6 +461,11 @@ class Look:
             "GIT_COMMON_DIR": record.repository,
             "GIT_WORK_TREE": record.path,
         }
+        try:
+            show_changes(self.at)
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -406,14 +488,37 @@ class Look:
             if entry[0] == "1" and entry[2].startswith("S") and entry[2][2:] != ".."
         ]
 
-    def embedded(self) -> list[str]:
-        """Return the paths of repositories within the worktree, such as a clone. No commit of the
-        worktree can contain them."""
-        words = ["--others", "--exclude-standard", "-z"]
-        return [name for name in self.git("ls-files", *words).split("\0") if name.endswith("/")]
+    def left_out(self) -> tuple[list[str], list[str]]:
+        """Return the paths of repositories within the worktree, such as a clone, which no commit of
+        the worktree can contain, and of directories that git cannot read."""
+        words = self.words("ls-files", "--others", "--exclude-standard", "-z")
+        done = execute(words, self.at, patience=PATIENCE)
+        if done.returncode:
+            raise GitError(complaint(done.stderr))
+        names = os.fsdecode(done.stdout).split("\0")
+        closed = _CLOSED.findall(os.fsdecode(done.stderr))
+        return [name for name in names if name.endswith("/")], closed
 
     def git(self, *words: str, codes: Sequence[int] = (0,)) -> str:
         return git(*self.words(*words), at=self.at, codes=codes, patience=PATIENCE)
+
+
+_CLOSED = re.compile(r"^warning: could not open directory '(.*?)/?': ", re.MULTILINE)
+
+
+def show_changes(at: At) -> None:
+    """Have the index say of no file that is there that it is not to be compared, as an agent may
+    have said (git-update-index(1), --assume-unchanged and --skip-worktree). With
+    core.sparseCheckout, git does so itself for what a sparse checkout leaves out."""
+    tagged = git("ls-files", "-v", "-z", at=at, patience=PATIENCE).split("\0")
+    paths = [entry[2:] for entry in tagged if entry[:1] in ("h", "s", "S")]
+    if not paths:
+        return
+    with tempfile.TemporaryFile() as names:
+        names.write(b"".join(os.fsencode(path) + b"\0" for path in paths))
+        names.seek(0)
+        words = ["update-index", "-z", "--no-assume-unchanged", "--stdin"]
+        raw([*SPARSE, *words], at, stdin=names, patience=PATIENCE)
 
 
 def diff(record: Record, run: str, env: Mapping[str, str], *, stat: bool, text: bool) -> str | None:
@@ -452,6 +557,8 @@ def changes(record: Record, env: Mapping[str, str]) -> str | None:
     try:
         if _is_changed(record, env) and not _is_landed(record, env):
             return "it has changes that are not committed"
+        if going := [each.words for each in aside(record, env) if each.commit or each.lost]:
+            return f"it has {', '.join(going)}"
     except GitError as error:
         return str(error)  # a run must not be able to keep its worktree from being removed
     if record.isolated and os.path.isdir(_modules(record)):
@@ -466,7 +573,8 @@ def _is_changed(record: Record, env: Mapping[str, str]) -> bool:
         same = found.tree == git("rev-parse", f"{found.head}^{{tree}}", at=at)
         return not same or bool(found.left_out)
     with Look(record, env) as look:
-        return bool(look.git("status", "--porcelain", "--untracked-files=all", _SUBMODULES))
+        words = ["status", "--porcelain", "--untracked-files=all", _SUBMODULES]
+        return bool(look.git(*words)) or any(look.left_out())
 
 
 def _modules(record: Record) -> str:
@@ -490,14 +598,24 @@ class Left:
     commits: int
     kept: str = ""
     """The ref that has what was not committed, if the worktree is gone."""
+    aside: list[str] = field(default_factory=list)
+    """What does not land with it, in words."""
 
 
 def left(record: Record, env: Mapping[str, str]) -> Left:
     """Return what is to be landed. Raise `GitError`."""
+    found = _left(record, env)
+    found.aside = [each.words for each in aside(record, env)]
+    return found
+
+
+def _left(record: Record, env: Mapping[str, str]) -> Left:
     if not os.path.isdir(record.repository):
         if os.path.lexists(record.path):
             raise GitError(_without_repository(record))
         return Left(0, 0)
+    if record.moved is not None:
+        raise GitError(is_gone(record))
     at = At("/", own(env), record.repository)
     landed = landed_tips(record, at)
     if not record.whole:
@@ -618,6 +736,16 @@ def _count(
     return int(git("rev-list", "--count", *tips, "--not", *others, at=at)) if tips else 0
 
 
+def checkout_of(branch: str, at: At) -> str:
+    """Return the worktree in which a branch is checked out; empty if there is none."""
+    for entry in git("worktree", "list", "--porcelain", at=at).split("\n\n"):
+        lines = entry.split("\n")
+        path = lines[0].removeprefix("worktree ")
+        if f"branch refs/heads/{branch}" in lines and os.path.isdir(path):
+            return path
+    return ""
+
+
 def checked_branch(record: Record, env: Mapping[str, str]) -> str | None:
     """Return the commit of a worktree's branch; `None` if there is none. Raise `GitError` if the
     run has made it another name of a branch, which a commit would move."""
@@ -660,8 +788,9 @@ def snapshot(record: Record, env: Mapping[str, str]) -> Snapshot:
 def everything(look: Look) -> tuple[list[str], list[str]]:
     """Return the words after `git` that stage everything that a commit can have, and what none
     can."""
-    embedded = look.embedded()
+    embedded, closed = look.left_out()
     left_out = [f"{each} is a git repository of its own" for each in embedded]
+    left_out += [f"the directory {each} may not be read" for each in closed]
     dirty = look.dirty_modules()
     left_out += [f"the sub-module {each} has changes that are not committed" for each in dirty]
     return [
@@ -669,7 +798,7 @@ def everything(look: Look) -> tuple[list[str], list[str]]:
         "--all",
         "--",
         ".",
-        *(f":(exclude,literal){each}" for each in embedded),
+        *(f":(exclude,literal){each}" for each in (*embedded, *closed)),
     ], left_out
 
 
@@ -706,6 +835,7 @@ def keep(record: Record, env: Mapping[str, str], *, dry_run: bool) -> str | None
         raise NotKept(f"no commit can keep it: {error}") from None
     if os.path.isdir(_modules(record)):
         found.left_out.append("the repositories of its sub-modules are in it")
+    found.left_out += [f"it has {each.words}" for each in aside(record, env) if each.lost]
     if found.left_out:
         raise NotKept(f"no commit can keep all of it: {found.left_out[0]}")
     at = At("/", own(env), record.repository)
@@ -759,7 +889,13 @@ def remove(record: Record, env: Mapping[str, str], *, branch: bool, noted: bool 
     _clear(record)
     if os.path.lexists(record.path):
         raise GitError(f"{record.path} cannot be removed")
-    if at is not None and branch and exists(record.branch, at):
+    # a person may have moved the worktree, or checked the branch out elsewhere
+    if (
+        at is not None
+        and branch
+        and exists(record.branch, at)
+        and not checkout_of(record.branch, at)
+    ):
         git("branch", "--quiet", "-D", record.branch, at=at)
     if noted:
         return

@@ -12,6 +12,7 @@ from playwright.sync_api import Page, expect
 
 from sfad.protocol import messages as m
 from sfad.protocol.types import Action, Limit, LimitKind, RunInfo, Status
+from tests.e2e.test_worktrees import Repository
 from tests.harness import Daemon, ended, started, wait_until
 from tests.web.console import Console
 
@@ -50,6 +51,21 @@ def test_stop_asks_first(watched: Daemon, page: Page) -> None:
     expect(row).to_contain_text("cancelled")
     expect(page.get_by_text(f"{run} is stopped")).to_be_visible()
     assert info(watched, run).status is Status.CANCELLED
+
+
+@pytest.mark.needs("git")
+def test_what_has_landed_is_told_no_more(watched: Daemon, page: Page, tmp_path: Path) -> None:
+    repository = Repository(tmp_path, directory="sub")
+    for key, value in (("user.name", "n"), ("user.email", "n@example.com")):
+        repository.git("config", key, value)
+    run = repository.run(watched, "echo two > file").id
+    page.goto(f"/runs/{run}")
+    work = page.get_by_text(f"1 file changed, not committed: sfactl land {run}")
+    expect(work).to_be_visible()
+    page.get_by_role("button", name="Land").click()
+    page.get_by_role("dialog").get_by_role("button", name="Land").click()
+    expect(page.get_by_text(f"{run} landed on 'main'")).to_be_visible()
+    expect(work).to_have_count(0)
 
 
 def test_pause_and_resume(watched: Daemon, page: Page) -> None:
