@@ -17,6 +17,7 @@ from msgspec import Struct
 from sfad.protocol.encoding import to_json
 from sfad.protocol.holds import HOLDS, UNKNOWN
 from sfad.protocol.known import METERED_PROGRAMS
+from sfad.protocol.requests.base import Reply
 from sfad.protocol.requests.starting import Refused
 from sfad.protocol.requests.steering import Stopped
 from sfad.protocol.types import Hold, LimitKind, RunInfo, Status, Survivor, Usage
@@ -68,8 +69,12 @@ def utf8(text: str) -> str:
 
 
 def content(reply: Struct) -> dict[str, Any]:
-    """Return the fields of a reply without its id."""
-    return {field: getattr(reply, field) for field in reply.__struct_fields__ if field != "id"}
+    """Return the fields of a reply without those that each reply has."""
+    return {
+        field: getattr(reply, field)
+        for field in reply.__struct_fields__
+        if field not in Reply.__struct_fields__
+    }
 
 
 def plain(text: str) -> str:
