@@ -44,7 +44,7 @@ from .config_values import (
 )  # fmt: skip
 from .core.state.limits import check_range
 from .core.state.naming import NAME, is_name
-from .core.state.policy import DURATION, AlertPolicy, CallBounds, Invalid, Policy
+from .core.state.policy import DURATION, CallBounds, Invalid, Policy
 from .feature import Section
 from .features.listed import FEATURES
 from .protocol.kinds import KINDS
@@ -367,7 +367,6 @@ class Configuration(Struct, frozen=True, kw_only=True):
     budgets: BudgetsConfig = BudgetsConfig()
     gateway: GatewayConfig = GatewayConfig()
     plans: SubscriptionsConfig = SubscriptionsConfig()
-    alerts: AlertPolicy = AlertPolicy()
     sessions: SessionsConfig = SessionsConfig()
     fleet: FleetConfig = FleetConfig()
     agents: dict[str, Agent] = {}

@@ -54,6 +54,15 @@ class Feature:
     """Variables that it sets for runs. A run does not inherit them from another one."""
     saved: tuple[str, ...] = ()
     """How its keys in the spool begin."""
+    watcher: str = ""
+    """The module of its folder that has `watcher: core.watching.NewWatcher`, which is pure: what it
+    looks at after events. It is loaded when there is something to look at."""
+    share: str = ""
+    """Its key that is a share of a run's limits, `SECTION.KEY`: what a run has used must be known
+    exactly from there on, and its watcher is told of runs that are at another share than
+    `limits.nearing`."""
+    status: bool = False
+    """Its part has fields of `status` whatever has happened so far."""
     check: str = ""
     """The module of its folder that has `check(config: Configuration) -> list[str]`: what `sfad
     check-config` finds wrong with the machine, where each value is allowed."""

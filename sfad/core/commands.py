@@ -169,16 +169,20 @@ class Disarm(WithId, frozen=True):
     timer: Timer
 
 
-class ArmAlerts(Struct, frozen=True):
-    """Feed `AlertsDue` at time `at`; `None`: not any more."""
+class Remind(Struct, frozen=True):
+    """Feed `Reminded(feature, key)` at time `at`, instead of when it was asked for before; `None`:
+    not any more."""
 
+    feature: str
+    key: str
     at: float | None
 
 
-class SaveAlerts(Struct, frozen=True):
-    """Save the alerts that are about no single run, and their windows. `soon`: within a second is
+class SaveOf(Struct, frozen=True):
+    """Save what a feature's half in the core keeps, with the snapshots. `soon`: within a second is
     early enough."""
 
+    feature: str
     soon: bool = False
 
 
@@ -277,7 +281,7 @@ ToStorage = (
     | Charge
     | SaveBudget
     | Publish
-    | SaveAlerts
+    | SaveOf
     | SaveSubscription
 )
 ToLoop = (
@@ -285,7 +289,7 @@ ToLoop = (
     | MeterAgent
     | Arm
     | Disarm
-    | ArmAlerts
+    | Remind
     | ArmSubscriptions
     | Rebound
     | Retire

@@ -1,7 +1,8 @@
 """What all components of the machine share: the policy, the live runs, and what the present event
 calls for."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -70,6 +71,25 @@ class EventRate:
             self._forget_at = max(MAX_CAUSES, 2 * len(self._told))
 
 
+# ---- What features watch, beside runs (`watching`)
+
+
+class Reading(NamedTuple):
+    """What is measured of all runs together, or of those of a user or a team."""
+
+    value: float
+    threshold: float | None
+    """`None`: the value is a share of what is allowed, and each feature has its own threshold."""
+    above: bool
+    """Whether it has reached the threshold, or all of what is allowed."""
+    message: str
+
+
+Readings = Callable[[float, float], Mapping[tuple[str, str], Reading]]
+"""Returns what is measured, given from which share on it matters and the present time: by what it
+is, and the name of the user that it is about, `team NAME`, or what it is called otherwise."""
+
+
 # ---- What all components share
 
 
@@ -86,6 +106,12 @@ class Context:
         self.begin()
         self.ended: list[Run] = []
         """Runs that have ended since the last `take_ended`."""
+        self.watched: dict[RunId, Run] = {}
+        """Live runs of which more is known than that they run: features look at them."""
+        self.readings: list[Readings] = []
+        """What components measure of all runs together."""
+        self.measured = False
+        """Something of that has changed since features looked."""
 
     def begin(self) -> c.Outcome:
         """Return the outcome of the next event, which the components fill."""
@@ -108,8 +134,12 @@ class Context:
         self._outcome.changed[run.id] = run
 
     def used_more(self, run: Run) -> None:
-        """Have the run's use saved when that is convenient."""
+        """Have the run's use saved when that is convenient, and have features look at it."""
         self._outcome.used[run.id] = run
+
+    def watch(self, run: Run) -> None:
+        """Have features look at the run after this event, and after each that changes it."""
+        self.watched[run.id] = run
 
     def save_and_record(self, run: Run) -> None:
         self.changed(run)

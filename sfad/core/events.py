@@ -436,8 +436,12 @@ class AllowancesKnown(At, frozen=True):
     waits: str | None = None
 
 
-class AlertsDue(At, frozen=True):
-    """The time has come for which `ArmAlerts` asked."""
+class Reminded(At, frozen=True):
+    """The time has come for which a feature has asked with `Remind`. `key`: the id of a run, or
+    empty."""
+
+    feature: str
+    key: str
 
 
 class ClientGone(At, frozen=True):
@@ -579,7 +583,7 @@ OfDaemon = (
     | AllowancesAsked
     | AllowancesKnown
     | LimitsLearnt
-    | AlertsDue
+    | Reminded
     | Reconfigured
     | DrainRequested
     | RunsAdopted

@@ -13,11 +13,10 @@ from . import events as e
 from .admission.admission import Admission, Awaiting, Widening
 from .admission.adopting import Adopting
 from .admission.guard import MayStart
-from .alerts import Alerts
 from .context import Context
 from .life.attempts import AttemptTracker
 from .life.giving import Giving
-from .life.lifecycle import AlertBoard, Lifecycle
+from .life.lifecycle import Lifecycle
 from .life.pausing import Pausing
 from .life.spending import Spending
 from .life.stopping import Stopping, StopRequests
@@ -29,12 +28,11 @@ from .limits.limit_requests import LimitRequests
 from .limits.subscriptions import Subscriptions
 from .limits.use_requests import UseRequests
 from .limits.violations import Bypasses, HandOffs, ToolRules, Unadmitted
-from .state.alerts import Key as AlertKey
-from .state.alerts import RaisedAlert
 from .state.holds import Moment, holds_of
 from .state.policy import Policy
 from .state.run import Run
 from .state.vocabulary import Timer
+from .watching import NewWatcher, Watching
 
 _FOLLOWED_UP = (e.Reconfigured, e.RunsAdopted, e.DrainRequested)
 """They may make room for waiting trees, or leave no live run, though no run ends."""
@@ -50,13 +48,15 @@ class Machine:
         next_number: int = 1,
         reservations: int = 0,
         may_start: Sequence[MayStart] = (),
+        watchers: Mapping[str, NewWatcher] | None = None,
     ) -> None:
         """`reservations`: so many may have been made before; their names are not used again.
-        `may_start`: rules that features add to the guard's."""
+        `may_start`: rules that features add to the guard's. `watchers`: what features watch, by
+        their names."""
         self._ctx = context = Context(policy)
         self._spending = Spending(context, reservations)
-        board = AlertBoard(context)
-        self._lifecycle = Lifecycle(context, self._spending, board)
+        self.watching = Watching(context, watchers or {})
+        self._lifecycle = Lifecycle(context, self._spending, self.watching)
         self._stopping = Stopping(context, self._lifecycle)
         self._stop_requests = StopRequests(context, self._stopping)
         self._pausing = Pausing(context, self._lifecycle, self._stop_requests)
@@ -115,8 +115,6 @@ class Machine:
             self._giving, self._taking,
         )  # fmt: skip
 
-        self._alerts = Alerts(context, board, self._spending, self._subscriptions)
-
         # what the shell reads and asks
         self.tree = context.tree
         self.slots = context.slots
@@ -132,9 +130,6 @@ class Machine:
         self.calls_under_way = self._calls.under_way_of
         self.tickets = self._stop_requests.tickets
         self.drained_at = self._stopping.drained_at
-        self.restore_alerts = self._alerts.restore
-        self.saved_alerts = self._alerts.saved
-        self.recent_cost = self._alerts.cost
         self.count_before = self._admission.count_before
         self.number_from = self._admission.number_from
         self.quotas = self._admission.quotas
@@ -149,11 +144,6 @@ class Machine:
     @property
     def draining(self) -> bool:
         return self._ctx.draining
-
-    @property
-    def shared_alerts(self) -> Mapping[AlertKey, RaisedAlert]:
-        """The alerts that are raised and about no single run."""
-        return self._alerts.shared
 
     @property
     def admitted(self) -> int:
@@ -193,7 +183,10 @@ class Machine:
             self._calls.look(event.at)
             if self._ctx.ended or self._spending.budgets_changed:
                 self._follow_up(event)
-        self._alerts.look(outcome, event)
+        if (
+            self._ctx.watched or outcome.used or self._ctx.measured or self.watching.watchers
+        ):  # not so with most runs, most of the time
+            self.watching.look(outcome, event)
         return outcome
 
     def _follow_up(self, event: e.Event) -> None:
@@ -257,8 +250,8 @@ class Machine:
                 self._subscriptions.due(event)
             case e.CommitFailed():
                 self._admission.commit_failed(event)
-            case e.AlertsDue():
-                pass  # alerts are looked at after each event
+            case e.Reminded():
+                self.watching.reminded(event)
             case e.ClientGone():
                 self._spending.forget_postponed(event.client)
                 self._stop_requests.client_gone(event)
@@ -386,13 +379,14 @@ class Machine:
                 self._taking.lease_due(run, at)
             case Timer.CALLS:
                 pass  # calls that wait are looked at after each event
-            case Timer.ALERT:
-                pass  # so are alerts
             case _:
                 assert_never(timer)
 
     def _reconfigured(self, event: e.Reconfigured) -> None:
         self._ctx.reconfigure(event.policy)
+        if event.policy.watches_clocks:
+            for run in self.tree:
+                self._ctx.watch(run)
         self._admission.reconfigure()
         self._subscriptions.look(event.at)
 

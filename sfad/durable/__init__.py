@@ -4,7 +4,7 @@
                 has no room
 `spool`         the spool as a whole: opened, put back and closed; snapshots of live runs, saved
                 before what they say is done
-`saved`         what else is saved: requests that may start again, ended runs, numbers, alerts
+`saved`         what else is saved: requests that may start again, ended runs, numbers
 `adoption`      what an earlier daemon left, and what of it is alive
 `handover`      what a daemon hands to the program that it becomes on re-execution
 `budgets`       money budgets between config, ledger, spool and core

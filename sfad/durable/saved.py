@@ -1,17 +1,15 @@
-"""What is saved in the spool beside snapshots: requests that may start again, ended runs, numbers,
-alerts."""
+"""What is saved in the spool beside snapshots: requests that may start again, ended runs,
+numbers."""
 
 from collections.abc import Callable, Container, Iterable
 from contextlib import suppress
-from datetime import datetime
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from ..agents.command import Command
-from ..core.state.alerts import RaisedAlert, SavedAlerts
 from ..core.state.run import Run, number_or_zero, run_number
 from ..host.faults import crash_point
 from ..host.files import UNDECODABLE
@@ -291,56 +289,6 @@ class EarlierSpool:
 
 def this_boot() -> bytes:
     return (current_boot() or "unknown").encode()
-
-
-# ---- Alerts that are about no single run, as they are saved in the spool. Those about a run are in
-# its snapshot.
-
-
-ALERTS = "alerts"
-
-
-class _Saved(Struct, frozen=True, array_like=True):
-    boot: bytes
-    time: datetime
-    at: float
-    """The same moment on the core's clock, which begins again at each boot."""
-    alerts: SavedAlerts
-
-
-class AlertSpool:
-    def __init__(self, store: RetryingStore) -> None:
-        self._store = store
-
-    def save(self, alerts: SavedAlerts, time: datetime, at: float) -> None:
-        self._store.write_soon(
-            {ALERTS: msgspec.msgpack.encode(_Saved(this_boot(), time, at, alerts))}
-        )
-
-    def earlier(self, time: datetime, at: float) -> SavedAlerts:
-        """Return what was saved, with times on the core's clock as it is now. What cannot be read
-        is raised again."""
-        saved = self._store.decoded(ALERTS, _Saved)
-        if saved is None:
-            return SavedAlerts()
-        if saved.boot == this_boot():
-            return saved.alerts
-        return _later(saved.alerts, at - saved.at - max(0.0, (time - saved.time).total_seconds()))
-
-
-def _later(alerts: SavedAlerts, shift: float) -> SavedAlerts:
-    windows = {
-        key: tuple((at + shift, amount) for at, amount in parts)
-        for key, parts in alerts.windows.items()
-    }
-    return SavedAlerts(
-        windows, {key: _alert_later(alert, shift) for key, alert in alerts.raised.items()}
-    )
-
-
-def _alert_later(alert: RaisedAlert, shift: float) -> RaisedAlert:
-    over = alert.over_since + shift if alert.over_since is not None else None
-    return structs.replace(alert, at=alert.at + shift, over_since=over)
 
 
 # ---- Numbers of runs and events that the next daemon must not use, though the ledger may not know

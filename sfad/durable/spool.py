@@ -12,7 +12,6 @@ from .budgets import SavedCharges
 from .saved import (
     BOOT,
     PLACE,
-    AlertSpool,
     EarlierSpool,
     EndedRuns,
     ReservedNumbers,
@@ -132,7 +131,6 @@ class Spool:
         self.ended = EndedRuns(self.values, self.spawns)
         self.numbers = ReservedNumbers(self.values)
         self.charges = SavedCharges(self.values)
-        self.alerts = AlertSpool(self.values)
         self.subscriptions = SubscriptionSpool(self.values)
 
     def begin(self, place: str) -> None:

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import trio
 from msgspec import Struct
@@ -290,6 +290,8 @@ class Live:
     have changed since."""
     signs: SignsOfLife | None = None
     """As they were shown last."""
+    shown: dict[str, Any] = field(default_factory=dict)
+    """Fields of its `RunInfo` that features have."""
     heard: float | None = None
     """When the loop was told of its last sign of life, on trio's clock. Its output and CPU are
     others (`usage.silence`)."""

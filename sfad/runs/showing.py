@@ -1,9 +1,8 @@
-"""How a live run, raised alerts and subscriptions are shown: to clients, and in the row of the
-ledger."""
+"""How a live run and subscriptions are shown: to clients, and in the row of the ledger."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec.structs import replace
 
@@ -11,7 +10,6 @@ from ..core.limits.subscriptions import Subscriptions
 from ..core.machine import Machine
 from ..core.state.access import Scope
 from ..core.state.account import Use
-from ..core.state.alerts import Key, RaisedAlert, subject_of
 from ..core.state.budgets import to_usd
 from ..core.state.limits import ActiveLimit
 from ..core.state.run import Run
@@ -25,7 +23,6 @@ from ..protocol.known import BY_REPORT
 from ..protocol.requests.subscriptions import SubscriptionInfo, WindowInfo
 from ..protocol.types import (
     Action,
-    AlertState,
     ApiSilence,
     ApiTrouble,
     FleetPlace,
@@ -33,7 +30,6 @@ from ..protocol.types import (
     LimitKind,
     LimitState,
     QueueState,
-    RunId,
     RunInfo,
     Source,
     Status,
@@ -41,63 +37,6 @@ from ..protocol.types import (
     WindowShare,
 )
 from .live import Live
-
-# ---- Alerts that are raised, as they are shown
-
-
-MAX_ALERTS = 500
-"""Alerts that one answer has, the oldest: each is about 300 bytes."""
-
-
-def alerts_of(run: Run, now: float) -> list[AlertState]:
-    return [_shown(what, alert, now, "run", run=run.id) for what, alert in run.alerts.items()]
-
-
-def all_alerts(
-    runs: Iterable[Run], shared: Mapping[Key, RaisedAlert], now: float
-) -> list[AlertState]:
-    """Return the alerts about these runs, and `shared` ones, the oldest first. `now`: on the core's
-    clock."""
-    return sorted(
-        [*_shared(shared, now), *(state for run in runs for state in alerts_of(run, now))],
-        key=_since,
-    )[:MAX_ALERTS]
-
-
-def _shared(shared: Mapping[Key, RaisedAlert], now: float) -> Iterator[AlertState]:
-    for key, alert in shared.items():
-        scope, name = subject_of(key)
-        yield _shown(
-            key[0],
-            alert,
-            now,
-            scope,
-            user=name if scope == "user" else None,
-            team=name if scope == "team" else None,
-        )
-
-
-def _since(state: AlertState) -> float:
-    return state.since.timestamp()
-
-
-def _shown(
-    what: str, alert: RaisedAlert, now: float, scope: Literal["run", "user", "team", "daemon"], *,
-    run: RunId | None = None, user: str | None = None, team: str | None = None,
-) -> AlertState:  # fmt: skip
-    return AlertState(
-        type=str(what),
-        scope=scope,
-        value=alert.measure.value,
-        threshold=alert.measure.threshold,
-        message=alert.message,
-        since=wall_clock() - timedelta(seconds=max(0.0, now - alert.at)),
-        window_s=alert.measure.window,
-        run_id=run,
-        user=user,
-        team=team,
-    )
-
 
 # ---- How a live run is shown: to clients, and in its row of the ledger
 
@@ -125,7 +64,7 @@ def info_of(
         live.run.status.terminal,
     )
     elapsed = round(run.clock.elapsed(now), 3) if run.started_at is not None else None
-    more: dict[str, Any] = {}
+    more = dict(live.shown)
     for name, shows in SHOWN:
         if (decided := getattr(live.parts, name)) is not None:
             more |= shows(decided, live)
@@ -171,7 +110,6 @@ def info_of(
         repeating=run.repeating if run.streak is not None and not ended else None,
         cut=f"{run.cut.message}; {run.after_cut}" if run.cut is not None and not ended else None,
         api_silence=_silence(run, now) if account.reservations else None,
-        alerts=tuple(alerts_of(run, now)) if run.alerts else (),
         direct=live.parts.direct if not ended else None,
         after=tuple(run.awaits) if run.status is Status.QUEUED else (),
         group=run.asked.queueing.group,

@@ -11,16 +11,14 @@ are counted from events and commands alone, and are compared with the machine's 
 
 from __future__ import annotations
 
-import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
-from msgspec.msgpack import decode
 from msgspec.structs import replace
 
 from sfad.core import commands as c
@@ -28,13 +26,13 @@ from sfad.core import events as e
 from sfad.core.machine import Machine
 from sfad.core.state.access import Peer
 from sfad.core.state.account import Account, OpenReservation, Use
-from sfad.core.state.alerts import SavedAlerts
 from sfad.core.state.budgets import Budget
 from sfad.core.state.policy import Policy
 from sfad.core.state.request import Asked
 from sfad.core.state.run import TRANSITIONS, Birth, Run, State
 from sfad.core.state.tree import Remembered, rebased
 from sfad.core.state.vocabulary import Timer
+from sfad.core.watching import NewWatcher
 from sfad.durable.snapshots import encode, from_saved
 from sfad.protocol import types
 from sfad.protocol.types import Action, After, Limit, LimitKind, RunId, Source, Status, Survivor
@@ -253,9 +251,12 @@ class Book:
 class World:
     """The machine together with a simulated shell."""
 
+    WATCHERS: ClassVar[Mapping[str, NewWatcher]] = {}
+    """The halves of features in the core."""
+
     def __init__(self, policy: Policy | None = None) -> None:
         self.policy = policy or Policy()
-        self.machine = with_fair_turns(Machine(self.policy))
+        self.machine = with_fair_turns(Machine(self.policy, watchers=self.WATCHERS))
         self.now = 0.0
         self.boxes: dict[RunId, Box] = {}
         self.books: dict[RunId, Book] = {}
@@ -283,10 +284,8 @@ class World:
         """After how many commands of the next event the daemon is killed."""
         self.rebooted = False
         self._over: list[RunId] = []
-        self.alerts_due: float | None = None
-        self.saved_alerts = SavedAlerts()
-        self.raised: set[tuple[str, str]] = set()
-        """The alerts that are raised, as published."""
+        self.reminders: dict[tuple[str, str], float] = {}
+        """By feature and key."""
         self._token = 0
         self._appliers: dict[type, Any] = {
             c.Admit: self._admit,
@@ -307,9 +306,9 @@ class World:
             c.Arm: self._arm,
             c.Disarm: self._disarm,
             c.Publish: self._publish,
-            c.ArmAlerts: self._arm_alerts,
+            c.Remind: self._arm_reminder,
             c.MeterAgent: lambda x: self._alive(x.run),
-            c.SaveAlerts: lambda _: None,  # it was saved before the first command was applied
+            c.SaveOf: lambda _: None,  # it was saved before the first command was applied
             c.Retire: self._ended,
             c.AnswerRequest: self._reply,
             c.Shutdown: self._shutdown,
@@ -336,10 +335,8 @@ class World:
             if changed.id in self.copies:
                 self.remember(changed)
         self.noted.update(outcome.used)
-        if any(isinstance(command, c.SaveAlerts) for command in self.batch):
-            self.saved_alerts = decode(
-                msgspec.msgpack.encode(self.machine.saved_alerts()), type=SavedAlerts
-            )
+        if any(isinstance(command, c.SaveOf) for command in self.batch):
+            self.save_features()
         for index, command in enumerate(self.batch):
             if index == self.crash_after:
                 raise Crashed
@@ -351,6 +348,8 @@ class World:
         self._over.clear()
         stale = {run for run, _ in self.timers} - set(self.live)
         assert not stale, f"timers left armed for ended runs {stale}"
+        stale = {key for _, key in self.reminders if key} - set(self.live)
+        assert not stale, f"reminders left for ended runs {stale}"
         return self.batch
 
     def spawn(self, asked: Asked, peer: Peer) -> int:
@@ -403,7 +402,7 @@ class World:
             replace(run.birth, created_at=birth.created_at) if self.rebooted else run.birth
         )
         for name in State.__dataclass_fields__:
-            if name != "account" and not (name == "counted_cost" and run.id in self.noted):
+            if name != "account":
                 assert getattr(kept, name) == getattr(now, name), (
                     f"{name} of {run.id} was not saved"
                 )
@@ -423,7 +422,7 @@ class World:
         self.waiting.clear()
         self._forget_what_was_promised()
         self.rebooted |= reboot
-        self.saved_alerts = SavedAlerts() if reboot else self.saved_alerts
+        self.died(reboot=reboot)
         self.now = 3.0 if reboot else self.now + gap
         held, never = self._what_is_remembered(reboot=reboot)
         for box in list(self.boxes.values()):
@@ -589,13 +588,15 @@ class World:
         ]
         reserved = max((int(name.rpartition("-")[2]) for name in settled), default=0)
         self.machine = with_fair_turns(
-            Machine(self.policy, next_number=max(numbers, default=0) + 1, reservations=reserved)
+            Machine(
+                self.policy,
+                next_number=max(numbers, default=0) + 1,
+                reservations=reserved,
+                watchers=self.WATCHERS,
+            )
         )
-        self.machine.restore_alerts(self.saved_alerts)
-        self.alerts_due = None
-        self.raised = {(what, run.id) for run in live for what in run.alerts} | set(
-            self.machine.shared_alerts
-        )
+        self.reminders.clear()
+        self.restored()
 
     def _know_again(self) -> None:
         if self.purses:
@@ -851,16 +852,32 @@ class World:
         while (due := min(self.timers, key=lambda t: self.timers[t], default=None)) and self.timers[
             due
         ] <= until:
-            self._look_at_alerts(self.timers[due])
+            self._remind(self.timers[due])
             self.now = max(self.now, self.timers.pop(due))
             self.feed(e.TimerFired(self.now, *due))
-        self._look_at_alerts(until)
+        self._remind(until)
         self.now = until
 
-    def _look_at_alerts(self, until: float) -> None:
-        while self.alerts_due is not None and self.alerts_due <= until:
-            self.now, self.alerts_due = max(self.now, self.alerts_due), None
-            self.feed(e.AlertsDue(self.now))
+    def _remind(self, until: float) -> None:
+        while (due := min(self.reminders, key=lambda r: self.reminders[r], default=None)) and (
+            self.reminders[due] <= until
+        ):
+            self.now = max(self.now, self.reminders.pop(due))
+            self.feed(e.Reminded(self.now, *due))
+
+    # ---- features, for a world that has some
+
+    def save_features(self) -> None:
+        """Save what they keep."""
+
+    def died(self, *, reboot: bool) -> None:
+        """Note that the daemon was killed."""
+
+    def restored(self) -> None:
+        """Give them what the daemon before had saved."""
+
+    def published(self, event: types.Event) -> None:
+        """Check what they tell."""
 
     # ---- what may happen next
 
@@ -1049,33 +1066,19 @@ class World:
         self._alive(command.run)
         self.timers.pop((command.run, command.timer), None)
 
-    def _arm_alerts(self, command: c.ArmAlerts) -> None:
-        self.alerts_due = command.at
+    def _arm_reminder(self, command: c.Remind) -> None:
+        assert not command.key or command.key in self.live or command.at is None
+        self.reminders.pop((command.feature, command.key), None)
+        if command.at is not None:
+            self.reminders[command.feature, command.key] = command.at
 
     def _publish(self, command: c.Publish) -> None:
         run = command.event.run_id
-        if command.event.state is not None:
-            self._alert(command.event)
+        self.published(command.event)
         assert run is None or run not in self.books or not self.books[run].ended
         self.events.append(f"{command.event.type} {run}")
         if command.event.type in {"limit_nearing", "limit_exceeded"}:
             self._told(command.event)
-
-    def _alert(self, event: types.Event) -> None:
-        """Check that an alert is raised and cleared in turn. A budget's at 100 % takes the place of
-        that at 80 %."""
-        about = (event.type, event.run_id or "")
-        if (
-            whose := re.search(r"(?:user |(team ))(\S+) has used", event.message)
-        ) and event.type == "alert_budget":
-            about = (event.type, (whose[1] or "") + whose[2])
-            assert (event.severity == "high") == (event.state == "raised" and event.threshold == 1)
-            if event.severity == "high":
-                self.raised.discard(about)
-        assert (about in self.raised) == (event.state == "cleared"), (
-            f"{about} was {event.state} twice"
-        )
-        self.raised ^= {about}
 
     def _told(self, event: types.Event) -> None:
         """Check that `near` and `over` are published at most once, in this order, for each limit

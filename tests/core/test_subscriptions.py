@@ -682,17 +682,6 @@ def test_a_reset_over_a_day_away_has_its_date() -> None:
     )
 
 
-def test_an_alert_tells_that_a_window_will_be_empty_before_its_reset() -> None:
-    t = Plan()
-    a = t.start("a")
-    found = []
-    for minute in range(40):
-        found += t.told(t.go(t.seen(a, 0.02 * minute, left=4 * HOUR - t.at)), "alert_plan")
-        t.later(60)
-    assert len(found) == 1
-    assert "is empty at 12:" in found[0]
-
-
 STEP = st.one_of(
     st.tuples(st.just("call"), st.integers(0, 2)),
     st.tuples(st.just("reply"), st.integers(0, 9)),

@@ -8,6 +8,7 @@ That whatever changes is kept is looked at each time.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from signal import Signals
 from typing import Any, Literal
@@ -24,6 +25,7 @@ from sfad.core.state.limits import ActiveLimit
 from sfad.core.state.policy import Policy
 from sfad.core.state.run import Run
 from sfad.core.state.vocabulary import Timer
+from sfad.core.watching import NewWatcher
 from sfad.durable.snapshots import to_saved
 from sfad.protocol.kinds import COSTS
 from sfad.protocol.requests.fleet import Allowances
@@ -116,7 +118,6 @@ def at_once(run: Run) -> dict[str, Any]:
     """Return what must be saved of it at once: not its use, which the model checks
     (`check_account`)."""
     state: dict[str, Any] = msgspec.msgpack.decode(msgspec.msgpack.encode(run, enc_hook=to_saved))
-    del state["counted_cost"]
     return state | {
         "account": {
             part: state["account"][part] for part in ("reservations", "reserved_by_agent", "ended")
@@ -128,9 +129,14 @@ class Transcript:
     """A machine whose commands are expected one by one."""
 
     def __init__(
-        self, policy: Policy | None = None, *, hear: frozenset[str] = frozenset(), **numbers: Any
+        self,
+        policy: Policy | None = None,
+        *,
+        hear: frozenset[str] = frozenset(),
+        watchers: Mapping[str, NewWatcher] | None = None,
+        **numbers: Any,
     ) -> None:
-        self.machine = Machine(policy or Policy(**numbers))
+        self.machine = Machine(policy or Policy(**numbers), watchers=watchers)
         self.at = 0.0
         self.answers: dict[int, c.Answer] = {}
         self.events: list[str] = []
@@ -144,9 +150,8 @@ class Transcript:
         """Events `run_repeating`."""
         self.published: list[Event] = []
         self.reasons: dict[RunId, Reason | None] = {}
-        self.alerts: list[c.Command] = []
-        """Commands of alerts, which stand beside those of the other components; test_alerts has
-        them."""
+        self.of_features: list[c.Command] = []
+        """Commands of features that watch, which stand beside those of the components."""
         self.calls: list[CallInfo] = []
         """Those that are recorded."""
         self._quiet = NOISE - hear
@@ -164,8 +169,8 @@ class Transcript:
         """Handle an event. Each of its commands must be expected before the next `>>`."""
         self.quiet()
         outcome = self.machine.handle(event)
-        commands = [command for command in outcome.commands if not _about_alerts(command)]
-        self.alerts += [command for command in outcome.commands if _about_alerts(command)]
+        commands = [command for command in outcome.commands if not _of_feature(command)]
+        self.of_features += [command for command in outcome.commands if _of_feature(command)]
         self.changed, self.noted = set(outcome.changed), set(outcome.used)
         self._keep(outcome)
         self.answers |= {x.token: x.answer for x in commands if isinstance(x, c.AnswerRequest)}
@@ -526,20 +531,16 @@ class Transcript:
                 return f"meter {name} {process.program}"
             case c.SaveSubscription(subscription):
                 return f"saveplan {subscription.key}"
-            case c.Shutdown() | c.ArmAlerts() | c.SaveAlerts() | c.ArmSubscriptions():
+            case c.Shutdown() | c.Remind() | c.SaveOf() | c.ArmSubscriptions():
                 return type(command).__name__.lower()
             case _:
                 return f"{type(command).__name__.lower()} {command.run}"
 
 
-def _about_alerts(command: c.Command) -> bool:
-    match command:
-        case c.Publish(event):
-            return event.state is not None
-        case c.Arm(_, timer) | c.Disarm(_, timer):
-            return timer is Timer.ALERT
-        case _:
-            return isinstance(command, c.ArmAlerts | c.SaveAlerts)
+def _of_feature(command: c.Command) -> bool:
+    if isinstance(command, c.Publish):
+        return command.event.state is not None
+    return isinstance(command, c.Remind | c.SaveOf)
 
 
 def _answer(answer: c.Answer) -> str:

@@ -71,6 +71,8 @@ class Adopting:
         if not run.suspended:
             # a client that is stopped cannot come back before it is continued
             self._stop_requests.expect_client(run, ev.at)
+        if run.told:
+            self._ctx.watch(run)
         self._ctx.changed(run)
 
     def _continue(self, one: Remembered, why: str, at: float) -> None:

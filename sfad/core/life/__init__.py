@@ -1,7 +1,7 @@
 """The steps of every run's life. A component knows only those above it:
 
 `spending`       accounts of runs and of those above them, and money budgets
-`lifecycle`      launch, clock, end; and the alerts that are published
+`lifecycle`      launch, clock, end
 `stopping`       decides ends, and climbs the stop ladder; `stop`, the daemon's end, and clients
                  that were lost
 `pausing`        pause and resume

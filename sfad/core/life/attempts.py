@@ -320,6 +320,7 @@ class AttemptTracker:
         self._ctx.changed(run)
         if before is None or trouble is None:
             run.latest.failing_since = at if trouble is not None else None
+            self._ctx.watch(run)
         if trouble is None:
             self._ctx.publish(EventType.RUN_PROGRESS, run, "the API answers again")
         elif before is None or trouble.count.bit_length() > before.count.bit_length():

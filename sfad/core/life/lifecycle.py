@@ -13,10 +13,8 @@ from ...protocol.types import (
     Action,
     ApiTrouble,
     ErrorCode,
-    Event,
     LimitKind,
     Reason,
-    RunId,
     Severity,
     Status,
     StoppedChildren,
@@ -25,63 +23,10 @@ from ...protocol.units import counted
 from .. import commands as c
 from ..context import Context
 from ..state.account import NOTHING
-from ..state.alerts import AlertScope, Change, Measure
 from ..state.run import Attempt, Ending, FailedBelow, Run, Rung
-from ..state.vocabulary import BY_AGENT, ReasonKind, Timer
+from ..state.vocabulary import BY_AGENT, BY_BOUND, ReasonKind, Timer
+from ..watching import Watching
 from .spending import Spending
-
-# ---- Publishes alerts that are raised or cleared, and keeps each run's timer for them
-
-
-class AlertBoard:
-    def __init__(self, context: Context) -> None:
-        self._ctx = context
-        self._dues: dict[RunId, float] = {}
-        """When the timer `alert` of a run fires."""
-
-    def tell_of_run(
-        self, what: EventType, change: Change, measure: Measure, message: str, run: Run
-    ) -> None:
-        self._ctx.publish_event(_event(what, change, measure, message, "run"), run)
-
-    def tell_of_all(
-        self, what: EventType, change: Change, measure: Measure, message: str, scope: AlertScope
-    ) -> None:
-        """Publish an alert about all runs, or those of a user or a team."""
-        self._ctx.do(c.Publish(_event(what, change, measure, message, scope), ()))
-
-    def look_at(self, run: Run, due: float | None) -> None:
-        """Have the run looked at again at that time; `None`: when something happens."""
-        if due == self._dues.get(run.id):
-            return
-        if due is not None:
-            self._dues[run.id] = due
-            self._ctx.arm(run, Timer.ALERT, due)
-        else:
-            del self._dues[run.id]
-            self._ctx.disarm(run, Timer.ALERT)
-
-    def forget(self, run: Run) -> None:
-        """Clear the alerts of a run that has ended. It cannot raise them again, so nothing is
-        held."""
-        for what, alert in run.alerts.items():
-            self.tell_of_run(EventType(what), "cleared", alert.measure, "the run has ended", run)
-        run.alerts.clear()
-        self.look_at(run, None)
-
-
-def _event(what: EventType, change: Change, measure: Measure, message: str, scope: str) -> Event:
-    severity: Severity = "low"
-    if change == "raised":
-        part_left = what is EventType.ALERT_BUDGET and measure.threshold < 1
-        severity = "medium" if part_left else "high"
-    else:
-        message = f"over: {message}" if message else "over"
-    return Event(
-        type=what, severity=severity, message=message, scope=scope, state=change,
-        value=measure.value, threshold=measure.threshold, window_s=measure.window,
-    )  # fmt: skip
-
 
 # ---- Launch, clock, end
 
@@ -90,7 +35,7 @@ def _event(what: EventType, change: Change, measure: Measure, message: str, scop
 class Lifecycle:
     _ctx: Context
     _spending: Spending
-    _alerts: AlertBoard
+    _watching: Watching
 
     def launch(self, run: Run) -> None:
         if run.remote is not None:
@@ -118,6 +63,8 @@ class Lifecycle:
         wait for it."""
         if run.children and any(each.window_hold is not None for each in run.subtree()):
             return
+        if self._ctx.policy.watches_clocks:
+            self._ctx.watch(run)
         run.clock.start(at)
         due = run.clock.reaches(self.next_mark(run))
         assert due is not None
@@ -222,9 +169,13 @@ class Lifecycle:
             self._ctx.disarm(run, Timer.RECONNECT)
         if run.remote is not None or run.lease is not None:
             self._ctx.disarm(run, Timer.LEASE)
-        self._alerts.forget(run)
-        if run.parent is not None and run.ending.reason is not None:
-            run.parent.failed_below = FailedBelow(run.id, run.name, run.ending.reason)
+        reason = run.ending.reason
+        if reason is not None and reason.kind in BY_BOUND:
+            self._ctx.watch(run)
+        if run.id in self._ctx.watched:
+            self._watching.ending(run)
+        if run.parent is not None and reason is not None:
+            run.parent.failed_below = FailedBelow(run.id, run.name, reason)
             self._ctx.changed(run.parent)
         self._ctx.end(run)
         self._ctx.changed(run)

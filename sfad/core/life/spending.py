@@ -14,7 +14,7 @@ from ...protocol.types import Action, Event, LimitKind, Source, Status
 from ...protocol.units import format_usd
 from .. import commands as c
 from .. import events as e
-from ..context import Context
+from ..context import Context, Reading
 from ..state.account import (
     NO_TREE_USE,
     NOTHING,
@@ -90,9 +90,7 @@ class Spending:
         self._last_reservation = reserved
         self.budgets_changed = False
         """A budget may have run out, or have been given back to, since `take_used_up`."""
-        self._charged = False
-        """A budget was charged, or found short, since `take_charged`."""
-
+        context.readings.append(self._measured)
         self.postponed: list[e.SpawnRequested | e.ReserveRequested] = []
         """Requests that wait for more of a budget from another node."""
 
@@ -210,7 +208,7 @@ class Spending:
                 continue  # it was charged to an earlier period
             if change:
                 budget.charged += change
-                self._charged = True
+                self._ctx.measured = True
                 self._ctx.do(c.Charge(budget.scope, budget.name, change))
             if not budget.near and self._has_used(budget, self._ctx.policy.nearing):
                 budget.near = True
@@ -360,12 +358,7 @@ class Spending:
 
     def found_short(self, budget: Budget) -> None:
         """Note that too little is left of a budget for a model call."""
-        budget.short = self._charged = True
-
-    def take_charged(self) -> bool:
-        """Return whether a budget was charged or found short since the last call."""
-        charged, self._charged = self._charged, False
-        return charged
+        budget.short = self._ctx.measured = True
 
     def take_used_up(self) -> set[tuple[str, str]]:
         """Return `used_up` of all budgets, and note that they were looked at."""
@@ -397,6 +390,24 @@ class Spending:
                 ),
             )
             for account in accounts
+        )
+
+    def _measured(self, share: float, _at: float) -> dict[tuple[str, str], Reading]:
+        """Return the budgets of which such a share is used. A budget of nothing cannot run out."""
+        near = (
+            each
+            for each in self.budgets
+            if each.allowed and (each.short or each.used >= share * each.allowed)
+        )
+        return {("budget", budget.whose): self._reading_of(budget) for budget in near}
+
+    def _reading_of(self, budget: Budget) -> Reading:
+        used = budget.used - self.reserved_of(budget)  # what is only reserved may be given back
+        words = self.sentence_of(budget)
+        if budget.short:
+            words = f"too little is left for a model call: {words}"
+        return Reading(
+            round(used / budget.allowed, 4), None, budget.short or used >= budget.allowed, words
         )
 
     def sentence_of(self, budget: Budget) -> str:

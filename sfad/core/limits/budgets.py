@@ -28,6 +28,7 @@ class BudgetEnforcement:
     _limit_enforcement: LimitEnforcement
 
     def budgets_known(self, ev: e.BudgetsKnown) -> None:
+        self._ctx.measured |= bool(ev.budgets or list(self._spending.budgets))
         self._spending.budgets.know(ev.budgets)
         self.enforce(ev.at)
 
@@ -48,7 +49,7 @@ class BudgetEnforcement:
             if budget is not None:
                 budget.short &= budget.left <= before
                 self._ctx.do(c.SaveBudget(wanted.scope, wanted.name))
-        self._spending.budgets_changed = True
+        self._spending.budgets_changed = self._ctx.measured = True
         self._ctx.reply(
             ev.token, Allowances(id=ev.asked.id, number=ev.asked.number, allowances=given)
         )

@@ -170,6 +170,7 @@ class Repeats:
             streak.count += 1
             if streak.count >= self._ctx.policy.repeats and not streak.said:
                 streak.said = True
+                self._ctx.watch(run)
                 self._tell(run, Repetition(tool=name, count=streak.count))
 
     def _tell(self, run: Run, repetition: Repetition) -> None:

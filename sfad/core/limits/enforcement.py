@@ -260,6 +260,7 @@ class LimitEnforcement:
         # process
         level = max(ev.level, active.threshold + 1) if ev.refused else ev.level
         run.account.levels[ev.kind] = level
+        self._ctx.watch(run)
         self.enforce(run, ev.at)
         if ev.kind is LimitKind.SILENCE and run.limit_hold is None:
             run.account.levels.pop(ev.kind, None)  # the next silence begins at zero
@@ -445,6 +446,7 @@ class LimitEnforcement:
             self._lifecycle.start_clock(run, at)
 
     def _clock_reached(self, run: Run, mark: float, at: float) -> None:
+        self._ctx.watch(run)
         time = run.limits.get(LimitKind.TIME)
         # the sum of two times may miss the mark by a rounding; the timer has said that it is
         # reached

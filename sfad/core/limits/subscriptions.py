@@ -16,10 +16,9 @@ from ...protocol.requests.subscriptions import Provider, SeenWindow
 from ...protocol.types import LimitKind, RunId, Severity, Status
 from .. import commands as c
 from .. import events as e
-from ..context import Context
+from ..context import Context, Reading
 from ..life.lifecycle import Lifecycle
 from ..life.pausing import Pausing
-from ..state.alerts import Key, Measure
 from ..state.naming import program_name
 from ..state.policy import NOTHING_KEPT, SubscriptionPolicy
 from ..state.run import Run
@@ -74,6 +73,7 @@ class Subscriptions:
         limits: LimitEnforcement,
     ) -> None:
         self._ctx = context
+        context.readings.append(self._measured)
         self._lifecycle = lifecycle
         self._pausing = pausing
         self._limit_holds = limit_holds
@@ -99,6 +99,7 @@ class Subscriptions:
         self._zone = time.tzinfo or self._zone
         self.tell_time(at, time)
         self.known = {each.key: each for each in subscriptions if each.uid != NO_USER}
+        self._ctx.measured |= bool(self.known)
 
     def tell_time(self, at: float, time: datetime) -> None:
         """Learn which moment of the calendar `at` is."""
@@ -113,6 +114,7 @@ class Subscriptions:
         found = self._subscription_of(told, ev.uid, run)
         if found is None:
             return
+        self._ctx.measured = True
         if run is not None:
             self._note_user(found, run)
         # the clock was wrong then, and has been set since
@@ -142,6 +144,7 @@ class Subscriptions:
 
     def due(self, ev: e.SubscriptionsDue) -> None:
         self._due = None
+        self._ctx.measured |= bool(self.known)
         self.tell_time(ev.at, ev.time)
         self._zone = ev.time.tzinfo or self._zone  # daylight saving may have begun
         self.look(ev.at)
@@ -562,18 +565,17 @@ class Subscriptions:
     def policy_of(self, found: Subscription) -> SubscriptionPolicy:
         return self._policy(found.provider)
 
-    def watched(self, at: float) -> Mapping[Key, tuple[Measure, str]]:
-        """Return what alerts watch: whether a window will be used up before its reset, at the
-        present rate."""
+    def _measured(self, _share: float, at: float) -> Mapping[tuple[str, str], Reading]:
+        """Return whether each window will be used up before its reset, at the present rate."""
         now = at + self._offset
         return {
-            (EventType.ALERT_PLAN, f"{found.key}/{window.name}"): self._forecast(found, window, now)
+            ("plan", f"{found.key}/{window.name}"): self._forecast(found, window, now)
             for found in self.known.values()
             for window in found.windows.values()
             if window.used is not None
         }
 
-    def _forecast(self, found: Subscription, window: Window, now: float) -> tuple[Measure, str]:
+    def _forecast(self, found: Subscription, window: Window, now: float) -> Reading:
         used, empty_at = window.used or 0.0, window.empty_at(now)
         above = empty_at is not None or used >= 1
         when = clock(empty_at, now, self._zone) if empty_at is not None else "now"
@@ -586,7 +588,7 @@ class Subscriptions:
             f"at this rate the {window.name} window of {found.key} is empty at {when}{reset}; "
             f"{percent(used)} is used"
         )
-        return Measure(round(used, 4), 1.0, above), words
+        return Reading(round(used, 4), 1.0, above, words)
 
     def _policy(self, provider: str) -> SubscriptionPolicy:
         return self._ctx.policy.subscriptions.get(provider, NOTHING_KEPT)

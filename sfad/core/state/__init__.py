@@ -13,7 +13,6 @@
               for
 `grants`      what is known of a run on another node, and of the lease of one that another node has
               granted
-`alerts`      one alert: raised, held, cleared; and what alerts watch of all runs together
 `run`         one run: its number, what is saved of it, how far a stop has come, and its transition
               table
 `tree`        the live runs, the bounds that a lineage shares, and what a daemon finds of an earlier

@@ -116,6 +116,11 @@ class Budget:
         )
 
     @property
+    def whose(self) -> str:
+        """Return the name of its user, or `team NAME`."""
+        return self.name if self.scope == "user" else f"team {self.name}"
+
+    @property
     def most(self) -> int:
         """Return the nano-dollars that this daemon may charge in the period."""
         if self.keeper is not None:

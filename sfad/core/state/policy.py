@@ -98,20 +98,7 @@ class SubscriptionPolicy(Struct, frozen=True, kw_only=True):
 NOTHING_KEPT = SubscriptionPolicy()
 
 
-class AlertPolicy(Struct, frozen=True, kw_only=True):
-    """`[alerts]` of the config, with the range of each key. `None`: no such alert."""
-
-    cost_usd: Annotated[float, Meta(ge=0.01, le=1_000_000)] | None = 10.0
-    """USD that all runs may cost within the window."""
-    cost_usd_per_user: Annotated[float, Meta(ge=0.01, le=1_000_000)] | None = None
-    terminations: Annotated[int, Meta(ge=1, le=1_000_000)] | None = 5
-    """Runs that the daemon may end for a limit or a budget within the window."""
-    window: Annotated[float, Meta(ge=60, le=31 * 86400, extra=DURATION)] = 3600.0
-    limit_share: Annotated[float, Meta(gt=0, lt=1)] = 0.8
-    """The share of a limit."""
-
-
-NO_BOUNDS, ALERTS = CallBounds(), AlertPolicy()
+NO_BOUNDS = CallBounds()
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +133,8 @@ class Policy:
     """Bytes. The largest limit of output that can be asked for."""
     nearing: float = 0.8
     """The share of a threshold at which `limit_nearing` is published."""
+    watches_clocks: bool = False
+    """Features look at runs whose time is at another share of its limit than `nearing`."""
     repeats: int = 10
     """Equal tool calls in a row after which `run_repeating` is published."""
     pause_max: float = 86400.0
@@ -182,7 +171,6 @@ class Policy:
     """How many trees a user may have at once in each group."""
     sessions: SessionPolicy = SessionPolicy()
     access: AccessRules = OPERATOR_ONLY
-    alerts: AlertPolicy = ALERTS
     retry_delay: float = 1.0
     retry_delay_max: float = 60.0
     lease: float = 60.0
@@ -196,7 +184,9 @@ class Policy:
 
     def section(self, key: str, kind: type[T]) -> T:
         """Return a section of the config that a feature has declared."""
-        found = self.sections[key]
+        found = self.sections.get(key)
+        if found is None:
+            return kind()
         assert isinstance(found, kind)
         return found
 

@@ -33,7 +33,6 @@ from ...protocol.types import (
 )
 from .access import FULL, Permissions
 from .account import OF_AGENT, Account
-from .alerts import RaisedAlert
 from .grants import Lease, Remote
 from .limits import ActiveLimit, Limits
 from .policy import Invalid
@@ -377,10 +376,6 @@ class State:
     unadmitted_seen: dict[int, int] = field(default_factory=dict)
     """The last of these: when each started, by pid."""
     streak: Streak | None = None
-    alerts: dict[str, RaisedAlert] = field(default_factory=dict)
-    """By their types."""
-    counted_cost: int = 0
-    """The part of its own cost, in nano-dollars, that alerts have counted."""
     called: bool = False
     """A call of it, or of a run below it, has come to the gateway."""
     holds_agent: bool = False
@@ -448,6 +443,16 @@ class State:
                 *([] if failing is None else [failing]),
             ],
             default=None,
+        )
+
+    @property
+    def told(self) -> bool:
+        """Whether more is known of it than that it runs: what it uses, or what its agent says."""
+        return (
+            self.account.known
+            or self.latest.failing_since is not None
+            or (self.streak is not None and self.streak.said)
+            or any(active.near for active in self.limits.values())
         )
 
     @property

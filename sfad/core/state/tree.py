@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from msgspec.structs import replace as replaced
 
 from ...protocol.types import Bound, RunId, Survivor
-from .alerts import RaisedAlert
 from .limits import NEED_COUNTING, ActiveLimit
 from .run import Birth, Clock, Run, State, Token
 
@@ -117,7 +116,6 @@ def rebased(birth: Birth, state: State, at: float) -> tuple[Birth, State]:
         window_hold=replaced(state.window_hold, resets_at=None)
         if state.window_hold is not None
         else None,
-        alerts={what: _rebased_alert(alert, at) for what, alert in state.alerts.items()},
         remote=replaced(state.remote, heard_at=at, lease_from=at)
         if state.remote is not None
         else None,
@@ -125,10 +123,6 @@ def rebased(birth: Birth, state: State, at: float) -> tuple[Birth, State]:
         if state.lease is not None and state.lease.until is not None
         else state.lease,
     )
-
-
-def _rebased_alert(alert: RaisedAlert, at: float) -> RaisedAlert:
-    return replaced(alert, at=at, over_since=at if alert.over_since is not None else None)
 
 
 @dataclass(frozen=True, slots=True)

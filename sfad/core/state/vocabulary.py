@@ -30,8 +30,6 @@ class Timer(Word):
     """Its client did not come back after the daemon's restart."""
     CALLS = "calls"
     """A model call has waited for others for as long as it may."""
-    ALERT = "alert"
-    """An alert of the run may have to be raised or cleared."""
     LEASE = "lease"
     """The other node of its grant was not heard of for too long."""
 
@@ -60,6 +58,9 @@ class ReasonKind(Word):
 
 BY_AGENT = frozenset({ReasonKind.EXIT, ReasonKind.SIGNAL, ReasonKind.AGENT, ReasonKind.RESULT})
 """The reasons of a run that ended by its agent's own doing."""
+
+BY_BOUND = frozenset({ReasonKind.LIMIT, ReasonKind.BUDGET})
+"""The reasons of a run that has used too much."""
 
 
 def signal_name(number: int) -> str:

@@ -33,7 +33,7 @@ from .saving import Saver
 from .seam import Parts
 
 _INTERNAL = frozenset(
-    {c.Arm, c.Disarm, c.ArmAlerts, c.ArmSubscriptions, c.SaveAlerts, c.TellCall, c.MeterAgent}
+    {c.Arm, c.Disarm, c.Remind, c.ArmSubscriptions, c.SaveOf, c.TellCall, c.MeterAgent}
 )
 """These have no effect outside the process: a crash before or after one is equivalent."""
 
@@ -155,16 +155,16 @@ class CoreLoop:
                 launcher.release(run_id)
             case c.Retire(run):
                 self._retire(run)
-            case c.ArmAlerts(at):
-                self.launcher_events.arm_alerts(at)
+            case c.Remind(feature, key, at):
+                self.launcher_events.remind(feature, key, at)
             case c.ArmSubscriptions(at):
                 self.launcher_events.arm_subscriptions(at)
             case c.SaveSubscription(subscription):
                 self.subscriptions.record(subscription)
                 self.keeper.subscription_changed()
-            case c.SaveAlerts(soon):
+            case c.SaveOf(feature, soon):
                 if soon:  # else it was saved with the snapshots
-                    self.saver.save_alerts_soon()
+                    self.saver.save_feature_soon(feature)
             case c.RecordRefusal(run):
                 self._refuse(run)
             case c.CountRefusal(run_id):

@@ -89,12 +89,16 @@ class LauncherEvents:
             (run, timer), at, lambda: self._fired(e.TimerFired(trio.current_time(), run, timer))
         )
 
-    def arm_alerts(self, at: float | None) -> None:
-        """Feed `AlertsDue` then, or not any more."""
+    def remind(self, feature: str, key: str, at: float | None) -> None:
+        """Feed `Reminded` then, or not any more."""
         if at is None:
-            self.timers.disarm("alerts")
+            self.timers.disarm((feature, key))
         else:
-            self.timers.arm("alerts", at, lambda: self.feed(e.AlertsDue(trio.current_time())))
+            self.timers.arm(
+                (feature, key),
+                at,
+                lambda: self.feed(e.Reminded(trio.current_time(), feature, key)),
+            )
 
     def arm_subscriptions(self, at: float | None) -> None:
         """Feed `SubscriptionsDue` then, or not any more."""

@@ -53,6 +53,7 @@ def policy_of(loaded: configuration.Loaded, *, everyone: bool) -> Policy:
         numbers[key] = Bound(value=numbers[key], source=origin(f"guard.{key}"))
     return Policy(
         **numbers,
+        watches_clocks=any(share != config.limits.nearing for share in shares(config)),
         enabled=config.enabled,
         defaults={kind: limit for kind in LimitKind if (limit := default(kind)) is not None},
         program_profile=config.defaults.program_profile == CODING_AGENT,
@@ -66,7 +67,6 @@ def policy_of(loaded: configuration.Loaded, *, everyone: bool) -> Policy:
         access=AccessRules(
             all_users=everyone, admin_gid=config.access.admin_group, features=ACCESS
         ),
-        alerts=config.alerts,
         subscriptions={
             "anthropic": _subscription_policy(config.plans, config.plans.anthropic),
             "openai": _subscription_policy(config.plans, config.plans.openai),
@@ -82,6 +82,12 @@ def policy_of(loaded: configuration.Loaded, *, everyone: bool) -> Policy:
         files={key: file for key, file in source.items() if file != configuration.BUILT_IN},
         file=str(loaded.strongest or "the config"),
     )
+
+
+def shares(config: configuration.Configuration) -> list[float]:
+    """Return the shares of a run's limits at which features look at it."""
+    keys = [feature.share.split(".") for feature in FEATURES.values() if feature.share]
+    return [getattr(getattr(config, section), key) for section, key in keys]
 
 
 def _subscription_policy(

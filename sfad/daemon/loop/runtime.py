@@ -55,10 +55,10 @@ from .launcher_events import LauncherEvents
 from .launching import Launching
 from .own_servers import ServerWatch
 from .pending_requests import PendingRequests
-from .policy import policy_of
+from .policy import policy_of, shares
 from .resources import Resources
 from .saving import Saver
-from .seam import Heart, Parts
+from .seam import Heart, Parts, watchers_of
 from .shipping import Shipping
 from .starting import Starting
 from .status_text import StatusText
@@ -287,6 +287,7 @@ class Runtime:
             next_number=self.ledger.next_number,
             reservations=int(1000 * now),
             may_start=[rule for feature in FEATURES.values() for rule in feature.may_start],
+            watchers=watchers_of(FEATURES),
         )
         self.descriptors = Descriptors(resources.rounds)
         self.background = Background(self.log.internal_error)
@@ -387,7 +388,7 @@ class Runtime:
         self.run_feed = RunFeed(self.catalogue, self.launcher, self.timers)
         self.saver = Saver(
             resources, self.catalogue, self.watchers, self._budgets, self.metering, self.storage,
-            self.feed, self.run_feed, self.machine.saved_alerts, self.parts,
+            self.feed, self.run_feed, self.parts,
         )  # fmt: skip
         self.ledger.report_to(self.saver)
         self.starting = Starting(
@@ -436,9 +437,6 @@ class Runtime:
                 nursery.start_soon(keep_serving, self.status_text.serve, self.log.internal_error)
             self._follow_config()
             self.succession.count_earlier_spawns()
-            self.machine.restore_alerts(
-                self.spool.alerts.earlier(wall_clock(), trio.current_time())
-            )
             now = wall_clock().astimezone()
             self.machine.subscriptions.known_before(
                 self._subscriptions.earlier(), trio.current_time(), now
@@ -507,11 +505,7 @@ class Runtime:
             parts.append(f"the ledger cannot be written: {self.storage.unwritable}")
         if self.rejected_config is not None:
             parts.append(f"config rejected: {self.rejected_config}")
-        if raised := len(self.machine.shared_alerts) + sum(
-            len(run.alerts) for run in self.machine.tree
-        ):
-            parts.append(counted(raised, "alert"))
-        return "; ".join(parts)
+        return "; ".join([*parts, *self.parts.notices()])
 
     def _show(self, text: str) -> None:
         with suppress(OSError):  # `systemctl status` shows the text before it
@@ -561,4 +555,4 @@ class Runtime:
 
 def _nearing(config: configuration.Configuration) -> float:
     """Return the share of a limit from which on its use must be known."""
-    return min(config.limits.nearing, config.alerts.limit_share)
+    return min([config.limits.nearing, *shares(config)])

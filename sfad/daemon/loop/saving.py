@@ -1,14 +1,13 @@
 """Saves what the core decides about runs, in the journal first and in the ledger, and tells clients
 of ends that are on record."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import trio
 
 from ...core import commands as c
 from ...core import events as e
-from ...core.state.alerts import SavedAlerts
 from ...core.state.run import Run, run_number
 from ...core.state.vocabulary import ReasonKind
 from ...durable.budgets import BudgetBooks
@@ -36,7 +35,7 @@ a row of each run."""
 
 
 _SAVED_WITH = frozenset(
-    {c.Launch, c.Charge, c.SaveBudget, c.Admit, c.SaveAlerts, c.SaveSubscription, c.RecordCall}
+    {c.Launch, c.Charge, c.SaveBudget, c.Admit, c.SaveOf, c.SaveSubscription, c.RecordCall}
 )
 """Commands that say what is saved with the snapshots."""
 
@@ -51,8 +50,6 @@ class Saver:
     storage: StorageWatch
     feed: e.Feed
     run_feed: RunFeed
-    alerts: Callable[[], SavedAlerts]
-    """Returns the alerts to be saved that are about no single run."""
     parts: Parts
     _changed: set[RunId] = field(default_factory=set)
     """Runs that have another state than their rows."""
@@ -78,8 +75,10 @@ class Saver:
                     unsaved = True
                 case c.Admit():
                     admits = True
-                case c.SaveAlerts(soon=False):
-                    self.save_alerts()
+                case c.SaveOf(feature, soon=False):
+                    self.resources.timers.disarm(("save", feature))
+                    self.resources.spool.values.add_to_next(self.parts.state(feature))
+                    unsaved = True
                 case c.SaveSubscription(subscription):
                     self.resources.spool.subscriptions.save(subscription)
                     unsaved = True
@@ -205,15 +204,13 @@ class Saver:
             self.resources.counts.run_ended(info)
         live.close()
 
-    def save_alerts(self) -> None:
-        self.resources.timers.disarm("save alerts")
-        self.resources.spool.alerts.save(self.alerts(), wall_clock(), trio.current_time())
-
-    def save_alerts_soon(self) -> None:
-        """Save what alerts count within a second, like the use that they count."""
-        if "save alerts" not in self.resources.timers:
+    def save_feature_soon(self, feature: str) -> None:
+        """Save what a feature keeps within a second, like the use that it has looked at."""
+        if ("save", feature) not in self.resources.timers:
             self.resources.timers.arm(
-                "save alerts", trio.current_time() + SAVE_USE_WITHIN, self.save_alerts
+                ("save", feature),
+                trio.current_time() + SAVE_USE_WITHIN,
+                lambda: self.resources.spool.values.write_soon(self.parts.state(feature)),
             )
 
     def _note_use(self, runs: Iterable[RunId]) -> None:

@@ -12,6 +12,7 @@ asked only about runs for which they do something.
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -20,9 +21,11 @@ import trio
 
 from ...config import Configuration
 from ...core import events as e
+from ...core.context import Context
 from ...core.machine import Machine
 from ...core.state.access import Peer, Scope
 from ...core.state.run import Run
+from ...core.watching import NewWatcher, Watcher
 from ...durable.snapshots import Changes
 from ...feature import Feature
 from ...host.tasks import Background, keep_serving
@@ -140,8 +143,12 @@ class Part:
     """A run has ended."""
     recorded: Callable[[RunInfo], object] | None = None
     """The end of a run is on record, or will be when the ledger can be written."""
+    state: Callable[[], Changes] | None = None
+    """Returns what is saved of the feature, whose half in the core has asked for that."""
     status: Callable[[Peer, Scope], Mapping[str, object]] | None = None
     """Returns fields of `status` for a peer, who may know of the runs in this scope."""
+    notice: Callable[[], str] | None = None
+    """Returns what the administrator of the service should see at once; empty if nothing."""
     is_own: Callable[[int], bool] | None = None
     """Returns whether a process is the feature's: a child of the daemon that is in no run."""
     peer: Callable[[Peer], Peer] | None = None
@@ -266,7 +273,24 @@ class Parts:
                     return reply
         return None
 
+    def state(self, feature: str) -> Changes:
+        """Return what is saved of a feature."""
+        state = self._part(feature).state
+        return state() if state is not None else {}
+
+    def notices(self) -> list[str]:
+        """Return what the administrator of the service should see at once."""
+        return [
+            words
+            for part in self._loaded.values()
+            if part.notice is not None and (words := part.notice())
+        ]
+
     def status(self, peer: Peer, scope: Scope) -> dict[str, Any]:
+        """Return fields of `status`."""
+        for name, feature in self._features.items():
+            if feature.status:
+                self._part(name)
         return {
             name: value
             for part in self._loaded.values()
@@ -394,6 +418,18 @@ async def _look(looks: Sequence[Step], p: Prepared, around: Surroundings) -> Non
     for look in looks:
         if (waits := look(p, around)) is not None:
             await waits
+
+
+def watchers_of(features: Mapping[str, Feature]) -> dict[str, NewWatcher]:
+    """Return how the halves of features in the core are made, each when it is needed."""
+
+    def load(name: str, module: str, context: Context) -> Watcher:
+        new: NewWatcher = import_module(f"sfad.features.{name}.{module}").watcher
+        return new(context)
+
+    return {
+        name: partial(load, name, each.watcher) for name, each in features.items() if each.watcher
+    }
 
 
 def _given(moment: Moment | None) -> list[Moment]:

@@ -9,12 +9,12 @@ from typing import get_args
 import trio
 
 from ... import __version__
+from ...core.state.access import EVERYTHING, Peer
 from ...core.state.budgets import to_usd
 from ...daemon.loop.seam import Heart
 from ...host.metrics import Counts, Histogram, HookOutcome, Labels, Values
 from ...protocol.event_types import EventType
 from ...protocol.types import ENDED, Rule, Status
-from ...runs.showing import all_alerts
 
 ONCE = (EventType.ALERT_SURVIVORS, EventType.ALERT_DISK_FULL)
 ALERTS = [kind for kind in EventType if kind.startswith("alert_") and kind not in ONCE]
@@ -22,6 +22,8 @@ ALERTS = [kind for kind in EventType if kind.startswith("alert_") and kind not i
 
 RECENT = 1.0
 """Seconds."""
+
+_OPERATOR = Peer(0, "root")
 
 LIVE = [status for status in Status if not status.terminal]
 
@@ -82,10 +84,8 @@ class Measuring:
     def _of_runs(self) -> Values:
         machine, counts = self._heart.machine, self._counts
         live = Counter(live.run.status for live in self._heart.catalogue.live.values())
-        runs = (live.run for live in self._heart.catalogue.live.values())
-        alerts = Counter(
-            alert.type for alert in all_alerts(runs, machine.shared_alerts, trio.current_time())
-        )
+        status = self._heart.parts().status(_OPERATOR, EVERYTHING)
+        alerts = Counter(alert.type for alert in status.get("alerts", ()))
         budgets = list(machine.budgets)
         breaches: dict[Labels, float] = {
             (kind, action): count

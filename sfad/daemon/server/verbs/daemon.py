@@ -1,7 +1,6 @@
 """Verbs about the daemon itself: `status`, `plans`, `config`, `reload`, `agents`, `prune`."""
 
 import os
-from collections.abc import Iterable
 
 import psutil
 import trio
@@ -10,7 +9,6 @@ from .... import __version__
 from ....config import ConfigError
 from ....core.machine import Machine
 from ....core.state.access import EVERYTHING
-from ....core.state.alerts import subject_of
 from ....core.state.budgets import Budget, to_usd
 from ....core.state.quotas import QuotaUse
 from ....host import systemd
@@ -32,9 +30,8 @@ from ....protocol.messages import (
     SubscriptionInfo,
     SubscriptionList,
 )
-from ....protocol.types import AlertState, BudgetState, QuotaState, Status
-from ....runs.live import Live
-from ....runs.showing import accounts_of, all_alerts
+from ....protocol.types import BudgetState, QuotaState, Status
+from ....runs.showing import accounts_of
 from ...loop.gateways import Gateways
 from ..asker import Asker, answers
 from ..checks import MAX_SECONDS
@@ -91,11 +88,7 @@ def status(asker: Asker, _request: DaemonInfo) -> None:
             gateway_pid=gateway.pid if gateway is not None else None,
             gateways=_gateways(runtime.gateways) if trusted else [],
             quotas=_quotas(asker) if scope.run is None else [],
-            alerts=_alerts(asker, mine),
-            cost_usd=_cost(asker),
-            window_s=runtime.machine.policy.alerts.window,
             plans=_subscriptions(asker),
-            limit_share=runtime.machine.policy.alerts.limit_share,
             **runtime.parts.status(asker.peer, scope),
         )
     )
@@ -145,35 +138,6 @@ def _quotas(asker: Asker) -> list[QuotaState]:
         )
         for one in (*everyones, *found)
     ]
-
-
-def _cost(asker: Asker) -> float | None:
-    scope = asker.scope
-    if scope.run is not None:
-        return None
-    nanos = asker.runtime.machine.recent_cost(
-        None if scope.uid is None else asker.peer.user, trio.current_time()
-    )
-    return round(to_usd(nanos), 6)
-
-
-def _alerts(asker: Asker, mine: Iterable[Live]) -> list[AlertState]:
-    """Return the alerts about the peer's own runs, and about all runs or the runs of a user where
-    that concerns the peer."""
-    scope, shared = asker.scope, asker.runtime.machine.shared_alerts
-    if scope != EVERYTHING:
-        teams = {
-            each.name
-            for each in asker.runtime.machine.budgets.of(asker.peer.user)
-            if each.scope == "team"
-        }
-        own = (
-            {("user", asker.peer.user), *(("team", name) for name in teams)}
-            if scope.run is None
-            else set()
-        )
-        shared = {key: alert for key, alert in shared.items() if subject_of(key) in own}
-    return all_alerts((live.run for live in mine), shared, trio.current_time())
 
 
 def _state(budget: Budget, machine: Machine) -> BudgetState:

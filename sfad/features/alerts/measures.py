@@ -5,14 +5,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from msgspec import Struct
 
+from ...core.context import Reading
+from ...core.state.budgets import to_nanos, to_usd
 from ...protocol.event_types import EventType
+from ...protocol.types import RunId
 from ...protocol.units import format_duration, format_usd
-from .budgets import Budget, to_nanos, to_usd
-from .policy import Policy
+from .feature import AlertsConfig
 
 # ---- One alert: raised when its value crosses the threshold, cleared when the value has stayed
 # below it for `HOLD`
@@ -128,10 +130,6 @@ EVERYBODY: Key = (EventType.ALERT_COST, "")
 TERMINATIONS: Key = (EventType.ALERT_TERMINATIONS, "")
 
 
-def key_of_budget(budget: Budget) -> Key:
-    return EventType.ALERT_BUDGET, budget.name if budget.scope == "user" else _TEAM + budget.name
-
-
 def subject_of(key: Key) -> tuple[AlertScope, str]:
     """Return whom an alert is about: a user, a team, or everybody (an empty name)."""
     what, name = key
@@ -142,11 +140,13 @@ def subject_of(key: Key) -> tuple[AlertScope, str]:
     return ("user", name) if name else ("daemon", "")
 
 
-class BudgetUse(NamedTuple):
-    share: float
-    """Of what is allowed."""
-    run_out: bool
-    message: str
+class OfRun(Struct, array_like=True):
+    """What is kept of a live run."""
+
+    raised: dict[str, RaisedAlert] = {}
+    """By their types."""
+    counted: int = 0
+    """The part of its own cost, in nano-dollars, that was counted."""
 
 
 class SavedAlerts(Struct, frozen=True, array_like=True):
@@ -155,6 +155,7 @@ class SavedAlerts(Struct, frozen=True, array_like=True):
     windows: dict[str, tuple[tuple[float, int], ...]] = {}
     """By the words of a key."""
     raised: dict[str, RaisedAlert] = {}
+    runs: dict[RunId, OfRun] = {}
 
 
 class SharedAlerts:
@@ -162,18 +163,18 @@ class SharedAlerts:
         self._windows: dict[Key, SummedWindow] = {}
         self.raised: dict[Key, RaisedAlert] = {}
 
-    def restore(self, saved: SavedAlerts, policy: Policy) -> None:
+    def restore(self, saved: SavedAlerts, config: AlertsConfig) -> None:
         for words, parts in saved.windows.items():
-            self._windows[_key(words)] = SummedWindow(policy.alerts.window, parts)
+            self._windows[_key(words)] = SummedWindow(config.window, parts)
         self.raised = {_key(words): alert for words, alert in saved.raised.items()}
 
     def saved(self) -> SavedAlerts:
         windows = {" ".join(key): window.parts for key, window in self._windows.items()}
         return SavedAlerts(windows, {" ".join(key): alert for key, alert in self.raised.items()})
 
-    def spent(self, user: str, nanos: int, policy: Policy, at: float) -> None:
-        self._window(EVERYBODY, policy).add(nanos, at)
-        self._window(_of_user(user), policy).add(nanos, at)
+    def spent(self, user: str, nanos: int, config: AlertsConfig, at: float) -> None:
+        self._window(EVERYBODY, config).add(nanos, at)
+        self._window(_of_user(user), config).add(nanos, at)
 
     def cost(self, user: str | None, at: float) -> int:
         """Return what the runs of a user have cost within the window, or those of all users
@@ -181,53 +182,49 @@ class SharedAlerts:
         window = self._windows.get(EVERYBODY if user is None else _of_user(user))
         return window.total(at) if window is not None else 0
 
-    def terminated(self, policy: Policy, at: float) -> None:
-        self._window(TERMINATIONS, policy).add(1, at)
+    def terminated(self, config: AlertsConfig, at: float) -> None:
+        self._window(TERMINATIONS, config).add(1, at)
 
-    def _window(self, key: Key, policy: Policy) -> SummedWindow:
-        window = self._windows.setdefault(key, SummedWindow(policy.alerts.window))
-        window.span = policy.alerts.window
+    def _window(self, key: Key, config: AlertsConfig) -> SummedWindow:
+        window = self._windows.setdefault(key, SummedWindow(config.window))
+        window.span = config.window
         return window
 
     def look(
-        self, policy: Policy, at: float, budgets: Mapping[Key, BudgetUse],
-        plans: Mapping[Key, tuple[Measure, str]]
+        self, config: AlertsConfig, at: float, readings: Mapping[Key, Reading]
     ) -> Iterator[tuple[Key, Change, Measure, str]]:  # fmt: skip
         """Yield each alert that has changed, with its value and what it says."""
-        for key in sorted(
-            self._windows.keys() | self.raised.keys() | budgets.keys() | plans.keys()
-        ):
-            if key[0] == EventType.ALERT_PLAN:
-                now, message = plans.get(key, (None, ""))
-                yield from self._change(key, now, message, at)
-                continue
+        for key in sorted(self._windows.keys() | self.raised.keys() | readings.keys()):
+            reading = readings.get(key)
             if key[0] == EventType.ALERT_BUDGET:
-                yield from self._look_at_budget(key, budgets.get(key), policy, at)
+                yield from self._look_at_share(key, reading, config, at)
                 continue
-            now = self._reading(key, policy, at)
+            if key[0] == EventType.ALERT_PLAN:
+                words = reading.message if reading is not None else ""
+                yield from self._change(key, _measure(reading), words, at)
+                continue
+            now = self._reading(key, config, at)
             yield from self._change(key, now, _message(key, now) if now is not None else "", at)
             if key in self._windows and not self._windows[key].total(at):
                 del self._windows[key]
 
-    def _look_at_budget(
-        self, key: Key, use: BudgetUse | None, policy: Policy, at: float
+    def _look_at_share(
+        self, key: Key, use: Reading | None, config: AlertsConfig, at: float
     ) -> Iterator[tuple[Key, Change, Measure, str]]:  # fmt: skip
-        """Look at both thresholds of a budget. The alert at the second one takes the place of that
-        at the first."""
-        share, before = policy.alerts.limit_share, self.raised.get(key)
+        """Look at both thresholds of what is allowed. The alert at the second one takes the place
+        of that at the first."""
+        share, before = config.limit_share, self.raised.get(key)
         message = use.message if use is not None else before.message if before is not None else ""
         above = before is not None and before.measure.threshold >= RUN_OUT
-        if use is not None and use.run_out and not above:
+        if use is not None and use.above and not above:
             self.raised.pop(key, None)
             above = True
         if above:
-            yield from self._change(
-                key, None if use is None else Measure(use.share, RUN_OUT, use.run_out), message, at
-            )
+            yield from self._change(key, _measure(use), message, at)
         if key not in self.raised or not above:
             yield from self._change(
                 key,
-                None if use is None else Measure(use.share, share, use.share >= share),
+                None if use is None else Measure(use.value, share, use.value >= share),
                 message,
                 at,
             )
@@ -256,14 +253,18 @@ class SharedAlerts:
                 times.append(change)
         return min(times, default=None)
 
-    def _reading(self, key: Key, policy: Policy, at: float) -> Measure | None:
-        threshold, window = _threshold(key, policy), self._windows.get(key)
+    def _reading(self, key: Key, config: AlertsConfig, at: float) -> Measure | None:
+        threshold, window = _threshold(key, config), self._windows.get(key)
         if threshold is None or window is None:
             return None
         total = window.total(at)
         if key == TERMINATIONS:
             return Measure(total, threshold, total > threshold, window.span)
         return Measure(round(to_usd(total), 6), threshold, total > to_nanos(threshold), window.span)
+
+
+def _measure(reading: Reading | None) -> Measure | None:
+    return None if reading is None else Measure(reading.value, RUN_OUT, reading.above)
 
 
 def _message(key: Key, now: Measure) -> str:
@@ -282,10 +283,10 @@ def _message(key: Key, now: Measure) -> str:
     )
 
 
-def _threshold(key: Key, policy: Policy) -> float | None:
+def _threshold(key: Key, config: AlertsConfig) -> float | None:
     if key == TERMINATIONS:
-        return policy.alerts.terminations
-    return policy.alerts.cost_usd if key == EVERYBODY else policy.alerts.cost_usd_per_user
+        return config.terminations
+    return config.cost_usd if key == EVERYBODY else config.cost_usd_per_user
 
 
 def _of_user(user: str) -> Key:

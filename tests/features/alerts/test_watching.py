@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+from typing import Any
+
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.machine import Machine
-from sfad.core.state.alerts import (
+from sfad.core.state.policy import Policy
+from sfad.features.alerts.feature import NAME, AlertsConfig
+from sfad.features.alerts.measures import (
     HOLD,
     PARTS,
     Measure,
@@ -19,37 +23,65 @@ from sfad.core.state.alerts import (
     SummedWindow,
     changed,
 )
-from sfad.core.state.policy import AlertPolicy, Policy
+from sfad.features.alerts.watching import Alerts
 from sfad.protocol.types import ApiTrouble, Event, LimitKind
+from tests.core.test_subscriptions import HOUR, Plan
+from tests.core.transcript import BOB, NOON, Transcript, purse, seconds
 
-from .transcript import BOB, Transcript, purse, seconds
+WATCHERS = {NAME: Alerts}
 
 
 def told(t: Transcript) -> list[str]:
     """The alerts that were published since the last call."""
-    events, t.alerts = [command.event for command in t.alerts if isinstance(command, c.Publish)], []
+    events, t.of_features = (
+        [command.event for command in t.of_features if isinstance(command, c.Publish)],
+        [],
+    )
     return [f"{event.state} {event.type} {event.run_id or event.scope}" for event in events]
 
 
 def last(t: Transcript) -> Event:
     """The alert that was published last."""
-    return [command.event for command in t.alerts if isinstance(command, c.Publish)][-1]
+    return [command.event for command in t.of_features if isinstance(command, c.Publish)][-1]
 
 
-def watched(**alerts: object) -> Transcript:
+def policy(**alerts: Any) -> Policy:
+    config = AlertsConfig(**alerts)
+    clocks = config.limit_share != 0.8
+    return Policy(sections={NAME: config}, repeats=3, watches_clocks=clocks)
+
+
+def watched(**alerts: Any) -> Transcript:
     """A machine without limits on numbers of runs and costs that are far above what the test
     uses."""
-    return Transcript(Policy(alerts=replace(AlertPolicy(), **alerts), repeats=3))
+    return Transcript(policy(**alerts), watchers=WATCHERS)
+
+
+def alerts_of(t: Transcript) -> Alerts:
+    found = t.machine.watching.watcher(NAME)
+    assert isinstance(found, Alerts)
+    return found
+
+
+def restart(t: Transcript) -> None:
+    """Have the next daemon go on with what this one saves."""
+    saved = msgspec.msgpack.encode(alerts_of(t).saved())
+    t.machine = Machine(t.machine.policy, watchers=WATCHERS)
+    alerts_of(t).restore(msgspec.msgpack.decode(saved, type=SavedAlerts))
+
+
+def reminders(t: Transcript) -> list[tuple[str, float | None]]:
+    return [(x.key, x.at) for x in t.of_features if isinstance(x, c.Remind)]
+
+
+def look_again(t: Transcript, by: float, key: str = "") -> None:
+    """Let so many seconds pass and have a run looked at, or what is watched of all runs."""
+    (t.later(by) >> e.Reminded(t.at, NAME, key)).skip()
 
 
 def due(t: Transcript) -> float | None:
     """When the alerts of all runs are looked at again."""
-    return [command.at for command in t.alerts if isinstance(command, c.ArmAlerts)][-1]
-
-
-def pass_time(t: Transcript, by: float) -> None:
-    """Let so many seconds pass and have the alerts of all runs looked at."""
-    (t.later(by) >> e.AlertsDue(t.at)).skip()
+    return [at for key, at in reminders(t) if not key][-1]
 
 
 # ---- one alert
@@ -126,9 +158,9 @@ def test_a_limit_by_its_share() -> None:
     assert told(t) == []
     (t >> t.limit(a, "turns=50")).skip()
     assert told(t) == []
-    (t.later(HOLD - 1) >> t.fired(a, "alert")).skip()
+    look_again(t, HOLD - 1, a)
     assert told(t) == []
-    (t.later(1) >> t.fired(a, "alert")).skip()
+    look_again(t, 1, a)
     assert told(t) == ["cleared alert_limit a1"]
 
 
@@ -145,11 +177,11 @@ def test_time_counts_as_a_limit() -> None:
     for share in (0.5, 0.8):  # at 0.8 the timer of `limit_nearing` does
         t = watched(limit_share=share)
         a = t.start("a", timeout=seconds(100))
-        mark = {
-            command.timer.value: command.at for command in t.alerts if isinstance(command, c.Arm)
-        }.get("alert", 80.0)
-        assert mark == 100 * share
-        (t.later(mark) >> t.fired(a, "alert" if share == 0.5 else "deadline")).skip()
+        assert reminders(t) == ([(a, 50.0)] if share == 0.5 else [])
+        if share == 0.5:
+            look_again(t, 50, a)
+        else:
+            (t.later(80) >> t.fired(a, "deadline")).skip()
         assert told(t) == ["raised alert_limit a1"]
 
 
@@ -172,7 +204,7 @@ def test_a_model_that_repeats_itself() -> None:
     name, _ = t.admitted(t.call(a))
     (t >> t.called(name, "y/1")).skip()
     assert told(t) == []
-    (t.later(HOLD) >> t.fired(a, "alert")).skip()
+    look_again(t, HOLD, a)
     assert told(t) == ["cleared alert_repeating a1"]
 
 
@@ -180,13 +212,13 @@ def test_an_api_that_fails_for_two_minutes() -> None:
     t = watched()
     a = t.start("a", timeout=seconds(3000))
     (t >> t.said_by_agent(a, trouble=ApiTrouble(count=1, status=529))).skip()
-    assert [(x.timer, x.at) for x in t.alerts if isinstance(x, c.Arm)] == [("alert", 120)]
+    assert reminders(t) == [(a, 120)]
     (t.later(60) >> t.said_by_agent(a, trouble=ApiTrouble(count=2, status=529))).skip()
-    (t.later(60) >> t.fired(a, "alert")).skip()
+    look_again(t, 60, a)
     assert last(t).message == "its model has not answered for 120 s: the API answered 529 twice"
     assert told(t) == ["raised alert_unreachable a1"]
     (t >> t.said_by_agent(a)).skip()
-    (t.later(HOLD) >> t.fired(a, "alert")).skip()
+    look_again(t, HOLD, a)
     assert told(t) == ["cleared alert_unreachable a1"]
 
 
@@ -214,9 +246,9 @@ def test_what_all_runs_cost() -> None:
     assert told(t) == ["raised alert_cost daemon"]
     (t >> t.used(b, cost=0.40)).skip()  # what was counted stays counted
     assert told(t) == []
-    pass_time(t, 3600)
+    look_again(t, 3600)
     assert told(t) == []
-    pass_time(t, HOLD)
+    look_again(t, HOLD)
     assert told(t) == ["cleared alert_cost daemon"]
 
 
@@ -235,24 +267,20 @@ def test_the_recent_cost_of_each_user_and_of_all() -> None:
     (t >> t.used(a, cost=0.5)).skip()
     (t.later(1800) >> t.used(b, cost=0.25)).skip()
     users = (None, "ann", "bob", "carol")
-    assert [t.machine.recent_cost(user, t.at) for user in users] == [
+    assert [alerts_of(t).cost(user, t.at) for user in users] == [
         750_000_000,
         500_000_000,
         250_000_000,
         0,
     ]
-    assert [t.machine.recent_cost(user, t.at + 1800) for user in users] == [
+    assert [alerts_of(t).cost(user, t.at + 1800) for user in users] == [
         250_000_000,
         0,
         250_000_000,
         0,
     ]
-    saved = msgspec.msgpack.decode(
-        msgspec.msgpack.encode(t.machine.saved_alerts()), type=SavedAlerts
-    )
-    after = Machine(t.machine.policy)
-    after.restore_alerts(saved)
-    assert after.recent_cost("bob", t.at) == 250_000_000
+    restart(t)
+    assert alerts_of(t).cost("bob", t.at) == 250_000_000
 
 
 def test_what_is_only_reserved_costs_nothing() -> None:
@@ -282,8 +310,10 @@ def test_terminations() -> None:
         run = t.start(f"a{number}", limits="turns=1")
         (t >> t.used(run, turns=2)).skip()
         (t >> t.exited(run)).skip()
-        t.alerts = [
-            x for x in t.alerts if isinstance(x, c.Publish) and x.event.type == "alert_terminations"
+        t.of_features = [
+            x
+            for x in t.of_features
+            if isinstance(x, c.Publish) and x.event.type == "alert_terminations"
         ]
     assert (last(t).value, last(t).threshold) == (3, 2)
     assert told(t) == ["raised alert_terminations daemon"]
@@ -294,7 +324,7 @@ def test_an_idle_daemon_has_no_timer_of_alerts() -> None:
     a = t.start("a", limits="cost=50 turns=100")
     (t >> t.used(a, cost=0.3, turns=1)).skip()
     (t >> t.exited(a)).skip()
-    assert [x for x in t.alerts if isinstance(x, c.Arm | c.ArmAlerts)] == []
+    assert reminders(t) == []
 
 
 def test_the_next_daemon_goes_on() -> None:
@@ -302,16 +332,12 @@ def test_the_next_daemon_goes_on() -> None:
     a = t.start("a", limits="cost=50")
     (t >> t.used(a, cost=1.5)).skip()
     assert told(t) == ["raised alert_cost daemon"]
-    saved = msgspec.msgpack.decode(
-        msgspec.msgpack.encode(t.machine.saved_alerts()), type=SavedAlerts
-    )
-    t.machine = Machine(t.machine.policy)
-    t.machine.restore_alerts(saved)
+    restart(t)
     (t.later(10) >> e.RunsAdopted(t.at, (), "the daemon died")).skip()
     assert due(t) == 3600
     assert told(t) == []
-    pass_time(t, 3590)
-    pass_time(t, HOLD)
+    look_again(t, 3590)
+    look_again(t, HOLD)
     assert told(t) == ["cleared alert_cost daemon"]
 
 
@@ -319,8 +345,8 @@ def test_an_alert_that_is_switched_off_is_cleared() -> None:
     t = watched(cost_usd=1.0)
     a = t.start("a", limits="cost=50")
     (t >> t.used(a, cost=1.5)).skip()
-    (t >> e.Reconfigured(t.at, Policy(alerts=AlertPolicy(cost_usd=None)))).skip()
-    pass_time(t, HOLD)
+    (t >> e.Reconfigured(t.at, policy(cost_usd=None))).skip()
+    look_again(t, HOLD)
     assert told(t) == ["raised alert_cost daemon", "cleared alert_cost daemon"]
 
 
@@ -347,11 +373,11 @@ def test_a_budget_at_80_and_at_100_percent() -> None:
         )
     ).skip()
     assert told(t) == ["raised alert_budget team"]
-    pass_time(t, HOLD)
+    look_again(t, HOLD)
     assert last(t).severity == "medium"  # 83 %
     assert told(t) == ["cleared alert_budget user", "raised alert_budget user"]
     (t >> t.budgets(purse(9, "ann"))).skip()
-    pass_time(t, HOLD)
+    look_again(t, HOLD)
     assert told(t) == ["cleared alert_budget user", "cleared alert_budget team"]
 
 
@@ -363,3 +389,15 @@ def test_what_is_only_reserved_of_a_budget_raises_no_alert() -> None:
     assert told(t) == []
     (t >> t.settle(name, cost=0.9)).skip()
     assert told(t) == ["raised alert_budget user"]
+
+
+def test_a_window_of_a_subscription_that_will_be_empty_before_its_reset() -> None:
+    t = Plan()
+    t.machine = Machine(t.machine.policy, watchers=WATCHERS)
+    t.machine.subscriptions.known_before([], t.at, NOON + timedelta(seconds=t.at))
+    a = t.start("a")
+    for minute in range(40):
+        (t >> t.seen(a, 0.02 * minute, left=4 * HOUR - t.at)).skip()
+        t.later(60)
+    assert "is empty at 12:" in last(t).message
+    assert [line for line in told(t) if "plan" in line] == ["raised alert_plan daemon"]
