@@ -33,7 +33,6 @@ from .config_values import (
     NODE,
     PATH,
     PATTERNS,
-    PERCENT,
     SIZE,
     TEXT,
     URL,
@@ -250,29 +249,6 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
     )
 
 
-Share = Annotated[float, Meta(ge=0, lt=1, extra=PERCENT)]
-"""A part of a window: `"20%"` in a file."""
-
-
-class ProviderSubscriptionConfig(Struct, frozen=True, kw_only=True):
-    """What differs for the subscriptions of one provider. `None`: as in `[plans]`."""
-
-    keep: Share | None = None
-    keep_week: Share | None = None
-    action: Literal["hold", "refuse", "warn"] | None = None
-
-
-class SubscriptionsConfig(Struct, frozen=True, kw_only=True):
-    """What agents leave of a subscription's windows to the person."""
-
-    keep: Share = 0.0
-    """Of the windows that are shorter than a day."""
-    keep_week: Share = 0.0
-    action: Literal["hold", "refuse", "warn"] = "hold"
-    anthropic: ProviderSubscriptionConfig = ProviderSubscriptionConfig()
-    openai: ProviderSubscriptionConfig = ProviderSubscriptionConfig()
-
-
 class FleetConfig(Struct, frozen=True, kw_only=True):
     """The cluster of Ray that this daemon is a node of."""
 
@@ -366,7 +342,6 @@ class Configuration(Struct, frozen=True, kw_only=True):
     """By the model's name, as agents write it."""
     budgets: BudgetsConfig = BudgetsConfig()
     gateway: GatewayConfig = GatewayConfig()
-    plans: SubscriptionsConfig = SubscriptionsConfig()
     sessions: SessionsConfig = SessionsConfig()
     fleet: FleetConfig = FleetConfig()
     agents: dict[str, Agent] = {}

@@ -57,6 +57,14 @@ class Feature:
     watcher: str = ""
     """The module of its folder that has `watcher: core.watching.NewWatcher`, which is pure: what it
     looks at after events. It is loaded when there is something to look at."""
+    barrier: str = ""
+    """The module of its folder that has `barrier: core.machine.NewBarrier`, which is pure:
+    what may hold model calls and roots. It is loaded when there is a model call. One feature
+    may have it."""
+    shares: bool = False
+    """Its part tells the other nodes of a fleet something, and is told."""
+    recorded: bool = False
+    """The ledger's table `plans` is its own, and its part is loaded where that has rows."""
     share: str = ""
     """Its key that is a share of a run's limits, `SECTION.KEY`: what a run has used must be known
     exactly from there on, and its watcher is told of runs that are at another share than

@@ -12,7 +12,6 @@ from ..protocol.requests.gateway import CallDecision
 from ..protocol.types import CallInfo, ErrorCode, LimitRefusal, Refusal, RunId, Survivor
 from .events import AgentProcess
 from .state.run import Run, Token
-from .state.subscriptions import Subscription
 from .state.vocabulary import Timer
 
 
@@ -186,18 +185,6 @@ class SaveOf(Struct, frozen=True):
     soon: bool = False
 
 
-class ArmSubscriptions(Struct, frozen=True):
-    """Feed `SubscriptionsDue` at time `at`; `None`: not any more."""
-
-    at: float | None
-
-
-class SaveSubscription(Struct, frozen=True):
-    """Save what is known of a subscription with the snapshots, and write it to the ledger."""
-
-    subscription: Subscription
-
-
 class Publish(Struct, frozen=True):
     """Number the event, write it to the ledger and the log, push it to each client that watches a
     run of `lineage`, which is empty for an event of the daemon."""
@@ -282,20 +269,8 @@ ToStorage = (
     | SaveBudget
     | Publish
     | SaveOf
-    | SaveSubscription
 )
-ToLoop = (
-    TellCall
-    | MeterAgent
-    | Arm
-    | Disarm
-    | Remind
-    | ArmSubscriptions
-    | Rebound
-    | Retire
-    | AnswerRequest
-    | Shutdown
-)
+ToLoop = TellCall | MeterAgent | Arm | Disarm | Remind | Rebound | Retire | AnswerRequest | Shutdown
 
 Command = ToLauncher | ToFleet | ToStorage | ToLoop
 

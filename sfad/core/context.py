@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from ..protocol.event_types import EventType
 from ..protocol.types import ErrorCode, Event, RunId, Severity
 from . import commands as c
+from .barring import Barrier
 from .events import OfPeer
 from .state.access import (
     FULL,
@@ -106,6 +107,10 @@ class Context:
         self.begin()
         self.ended: list[Run] = []
         """Runs that have ended since the last `take_ended`."""
+        self.barrier = Barrier()
+        """What a feature holds calls and roots with."""
+        self.released: list[Run] = []
+        """Roots that it has let wait, and that may start now."""
         self.watched: dict[RunId, Run] = {}
         """Live runs of which more is known than that they run: features look at them."""
         self.readings: list[Readings] = []

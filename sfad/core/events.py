@@ -218,23 +218,17 @@ class GatewayConnected(At, frozen=True):
     """As `OpenReservation` has it."""
 
 
-class SubscriptionSeen(At, frozen=True):
-    """A reply to a run, or its session file, tells of the windows of its subscription. The run may
-    have ended; none is named where another node of the fleet tells of them."""
+class WindowsSeen(At, frozen=True):
+    """A reply to a run, or its session file, tells of the windows of the account that pays for it.
+    The run may have ended; none is named where another node of the fleet tells of them."""
 
     time: datetime
     """When the reply came, in the zone in which people are told of times."""
     told: SeeSubscription
     uid: int | None
-    """The user to whom the subscription belongs; `None`: the operator, whose key the gateway
-    has."""
-
-
-class SubscriptionsDue(At, frozen=True):
-    """A window has been reset, or a run's turn has come after that; or it was just time to look at
-    the clock."""
-
-    time: datetime
+    """The user to whom the account belongs; `None`: the operator, whose key the gateway has."""
+    unix_time: float
+    """Now, in seconds since 1970."""
 
 
 class UseSeen(OfRun, frozen=True):
@@ -438,10 +432,11 @@ class AllowancesKnown(At, frozen=True):
 
 class Reminded(At, frozen=True):
     """The time has come for which a feature has asked with `Remind`. `key`: the id of a run, or
-    empty."""
+    empty; `time`: now, in the zone in which people are told of times."""
 
     feature: str
     key: str
+    time: datetime
 
 
 class ClientGone(At, frozen=True):
@@ -574,7 +569,6 @@ OfPeopleOnRuns = (
 OfPeersOnRuns = OfAgentsOnRuns | OfPeopleOnRuns
 OfPeers = SpawnRequested | StopRequested | SettleRequested
 OfGateway = CallAsked | CallWithdrawn | CallSettled | CallSilent | GatewayGone | GatewayConnected
-OfSubscriptions = SubscriptionSeen | SubscriptionsDue
 OfDaemon = (
     Committed
     | CommitFailed
@@ -584,12 +578,13 @@ OfDaemon = (
     | AllowancesKnown
     | LimitsLearnt
     | Reminded
+    | WindowsSeen
     | Reconfigured
     | DrainRequested
     | RunsAdopted
     | GrantsRenewed
 )
 
-Event = OfRuns | OfPeersOnRuns | OfPeers | OfGateway | OfSubscriptions | OfDaemon
+Event = OfRuns | OfPeersOnRuns | OfPeers | OfGateway | OfDaemon
 Feed = Callable[[Event], None]
 """Hands an event to the machine."""

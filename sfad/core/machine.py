@@ -1,9 +1,9 @@
 """The machine: one event in, its outcome out. It routes each event and each timer to the component
 that handles it."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace as dataclass_replace
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 from msgspec.structs import replace
 
@@ -13,6 +13,7 @@ from . import events as e
 from .admission.admission import Admission, Awaiting, Widening
 from .admission.adopting import Adopting
 from .admission.guard import MayStart
+from .barring import Barrier
 from .context import Context
 from .life.attempts import AttemptTracker
 from .life.giving import Giving
@@ -25,7 +26,6 @@ from .limits.budgets import BudgetEnforcement
 from .limits.calls import Calls
 from .limits.enforcement import LimitEnforcement, LimitHolds
 from .limits.limit_requests import LimitRequests
-from .limits.subscriptions import Subscriptions
 from .limits.use_requests import UseRequests
 from .limits.violations import Bypasses, HandOffs, ToolRules, Unadmitted
 from .state.holds import Moment, holds_of
@@ -36,6 +36,19 @@ from .watching import NewWatcher, Watching
 
 _FOLLOWED_UP = (e.Reconfigured, e.RunsAdopted, e.DrainRequested)
 """They may make room for waiting trees, or leave no live run, though no run ends."""
+
+
+class Components(NamedTuple):
+    """What a barrier may use of the core."""
+
+    context: Context
+    lifecycle: Lifecycle
+    pausing: Pausing
+    limit_holds: LimitHolds
+    limits: LimitEnforcement
+
+
+NewBarrier = Callable[[Components], Barrier]
 
 
 class Machine:
@@ -49,10 +62,11 @@ class Machine:
         reservations: int = 0,
         may_start: Sequence[MayStart] = (),
         watchers: Mapping[str, NewWatcher] | None = None,
+        barrier: NewBarrier | None = None,
     ) -> None:
         """`reservations`: so many may have been made before; their names are not used again.
         `may_start`: rules that features add to the guard's. `watchers`: what features watch, by
-        their names."""
+        their names. `barrier`: what holds calls and roots for one."""
         self._ctx = context = Context(policy)
         self._spending = Spending(context, reservations)
         self.watching = Watching(context, watchers or {})
@@ -81,16 +95,13 @@ class Machine:
             context, self._lifecycle, self._pausing, self._limit_holds, self._limit_enforcement
         )
         self._use_requests = UseRequests(context, self._spending, self._limit_enforcement)
-        self._subscriptions = Subscriptions(
-            context, self._lifecycle, self._pausing, self._limit_holds, self._limit_enforcement
-        )
+        self._new_barrier = barrier
         self._calls = Calls(
             context,
             self._spending,
             self._limit_enforcement,
             self._budget_enforcement,
             self._attempts,
-            self._subscriptions,
         )
         self._widening = Widening(context, self._limit_enforcement)
         self._giving = Giving(
@@ -104,14 +115,13 @@ class Machine:
             self._spending,
             self._widening,
             awaiting,
-            self._subscriptions,
             self._taking,
             next_number,
             may_start,
         )
         self._adopting = Adopting(
             context, self._lifecycle, self._spending, self._stopping, self._stop_requests,
-            self._pausing, self._attempts, self._limit_holds, self._admission, self._subscriptions,
+            self._pausing, self._attempts, self._limit_holds, self._admission,
             self._giving, self._taking,
         )  # fmt: skip
 
@@ -133,7 +143,6 @@ class Machine:
         self.count_before = self._admission.count_before
         self.number_from = self._admission.number_from
         self.quotas = self._admission.quotas
-        self.subscriptions = self._subscriptions
         self.spawned_before = self._admission.spawned_before
         self.session_started_before = self._admission.session_started_before
 
@@ -158,6 +167,22 @@ class Machine:
         """The callers whose refusals are counted: `user NAME`, or the id of a live run."""
         return self._admission.refused_callers
 
+    def barrier(self) -> Barrier:
+        """Return what a feature holds calls and roots with, and make it if there was no need of it
+        so far."""
+        if self._new_barrier is not None:
+            new, self._new_barrier = self._new_barrier, None
+            self._ctx.barrier = new(
+                Components(
+                    self._ctx,
+                    self._lifecycle,
+                    self._pausing,
+                    self._limit_holds,
+                    self._limit_enforcement,
+                )
+            )
+        return self._ctx.barrier
+
     def holds(self, run: Run, now: float, moment: Moment) -> tuple[Hold, ...]:
         """Return why a live run waits at `now`, or calls of it."""
         calls = self._calls.wait_of(run.id) if self._calls.waiting else None
@@ -175,7 +200,7 @@ class Machine:
             self._ctx.ended
             or self._spending.budgets_changed
             or self._admission.ready
-            or self._subscriptions.released
+            or self._ctx.released
             or isinstance(event, _FOLLOWED_UP)
         ):
             self._follow_up(event)
@@ -212,7 +237,7 @@ class Machine:
             self._stop_requests.tell_ended(ended, at)
             self._admission.forget(ended)
             self._calls.forget(ended)
-            self._subscriptions.forget(ended, at)
+            self._ctx.barrier.forget(ended, at)
             self._admission.runs_ended(ended, at)
         return any_ended
 
@@ -233,6 +258,7 @@ class Machine:
             case e.SettleRequested():
                 self._use_requests.settle_requested(event)
             case e.CallAsked():
+                self.barrier().tell_time(event.at, event.time)
                 self._calls.call_asked(event)
             case e.CallWithdrawn():
                 self._calls.call_withdrawn(event)
@@ -244,14 +270,14 @@ class Machine:
                 self._calls.gateway_gone(event)
             case e.GatewayConnected():
                 self._calls.gateway_connected(event)
-            case e.SubscriptionSeen():
-                self._subscriptions.seen(event)
-            case e.SubscriptionsDue():
-                self._subscriptions.due(event)
+            case e.WindowsSeen():
+                self.barrier().seen(event)
             case e.CommitFailed():
                 self._admission.commit_failed(event)
-            case e.Reminded():
+            case e.Reminded() if event.feature in self.watching.watchers:
                 self.watching.reminded(event)
+            case e.Reminded():
+                self._ctx.barrier.due(event)
             case e.ClientGone():
                 self._spending.forget_postponed(event.client)
                 self._stop_requests.client_gone(event)
@@ -272,6 +298,8 @@ class Machine:
             case e.GrantsRenewed():
                 self._giving.renewed(event)
             case e.RunsAdopted():
+                if any(one.run.window_hold is not None for one in event.runs):
+                    self.barrier()
                 self._adopting.runs_adopted(event, self._route)
             case _:
                 assert_never(event)
@@ -388,7 +416,7 @@ class Machine:
             for run in self.tree:
                 self._ctx.watch(run)
         self._admission.reconfigure()
-        self._subscriptions.look(event.at)
+        self._ctx.barrier.look(event.at)
 
     def _limits_learnt(self, event: e.LimitsLearnt) -> None:
         learnt = {**self.policy.learnt, event.feature: event.learnt}

@@ -8,7 +8,6 @@
 `adoption`      what an earlier daemon left, and what of it is alive
 `handover`      what a daemon hands to the program that it becomes on re-execution
 `budgets`       money budgets between config, ledger, spool and core
-`subscriptions` what is known of subscriptions, between ledger, spool and core
 `maintenance`   the jobs that keep the state directory within bounds: old output and rows, pages
                 given back, backups
 """

@@ -20,7 +20,6 @@ from .saved import (
     this_boot,
 )
 from .snapshots import KEY, METER, NOW, RUN, Changes, RetryingStore, encode, origin_of, progress_of
-from .subscriptions import SubscriptionSpool
 
 # ---- The journal: snapshots of live runs, so that a daemon that is killed at any instruction loses
 # none of them
@@ -131,7 +130,6 @@ class Spool:
         self.ended = EndedRuns(self.values, self.spawns)
         self.numbers = ReservedNumbers(self.values)
         self.charges = SavedCharges(self.values)
-        self.subscriptions = SubscriptionSpool(self.values)
 
     def begin(self, place: str) -> None:
         """From now on it is written for this boot, and for the state directory `place`."""

@@ -20,8 +20,8 @@ import httpx2
 import trio
 from msgspec.structs import replace
 
-from ..core.state.subscriptions import provider_of
 from ..host.callers import Caller
+from ..protocol.known import provider_of
 from ..protocol.requests.gateway import AdmitCall
 from ..protocol.requests.subscriptions import Provider
 from ..protocol.types import SILENT_AFTER

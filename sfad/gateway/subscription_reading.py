@@ -13,8 +13,7 @@ from typing import Any, TypeGuard
 from urllib.parse import urlsplit
 
 from ..agents.program import digest
-from ..core.state.subscriptions import LENGTHS
-from ..protocol.known import SUBSCRIPTION_HOSTS
+from ..protocol.known import LENGTHS, SUBSCRIPTION_HOSTS
 from ..protocol.requests.gateway import SeeSubscription
 from ..protocol.requests.subscriptions import Provider, SeenWindow
 from .upstreams import RawHeaders, Upstream

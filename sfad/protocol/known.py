@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from msgspec import Struct
 
 from .types import Action
@@ -137,6 +139,17 @@ SUBSCRIPTION_HOSTS = {
     "openai": ("chatgpt.com", "api.openai.com"),
 }
 """Where the providers themselves tell of the windows of their subscriptions."""
+
+LENGTHS = {"5h": 5 * 3600.0, "7d": 7 * 86400.0, "primary": 5 * 3600.0, "secondary": 7 * 86400.0}
+"""Seconds of such windows, where a provider does not tell them."""
+
+
+def provider_of(api: str) -> Literal["anthropic", "openai"] | None:
+    """Return whose subscription pays for calls in this format."""
+    if api == "anthropic":
+        return "anthropic"
+    return "openai" if api.startswith("openai") else None
+
 
 ANY_PROGRAM = "jsonl"
 """The meter of any program that prints usage as lines of JSON."""

@@ -5,6 +5,5 @@
 `live`         a live run as the shell knows it, beside the core's `Run`, with its stdin; who waits
                for it
 `decided`      what was decided about a run before it starts, and the core does not have
-`showing`      how a live run and subscriptions are shown, to clients and in its row of
-               the ledger
+`showing`      how a live run is shown, to clients and in its row of the ledger
 """

@@ -434,15 +434,14 @@ class MeteredRun:
             f"Codex's login of user {run.birth.uid}"
         )
         # what an agent writes with a date in the future would hide what is heard next
-        time = datetime.fromtimestamp(
-            min(max(told.time, 0.0), wall_clock().timestamp()), UTC
-        ).astimezone()
+        now = wall_clock().timestamp()
+        time = datetime.fromtimestamp(min(max(told.time, 0.0), now), UTC).astimezone()
         seen = m.SeeSubscription(
             id=0, run=run.id, provider="openai", time=time.timestamp(),
             login="" if is_known else login, plan_type=told.plan_type,
             windows=list(told.windows), credits=told.credits,
         )  # fmt: skip
-        self._feed(e.SubscriptionSeen(trio.current_time(), time, seen, run.birth.uid))
+        self._feed(e.WindowsSeen(trio.current_time(), time, seen, run.birth.uid, now))
 
     def price_again(self) -> None:
         """Count what is known at the prices that are known by now."""

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from math import isfinite
 from typing import Any, ClassVar
 
@@ -38,6 +39,8 @@ from sfad.protocol import types
 from sfad.protocol.types import Action, After, Limit, LimitKind, RunId, Source, Status, Survivor
 
 RunTimer = tuple[RunId, Timer]
+
+NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
 
 BEFORE = -1
 """The daemon is killed before it has saved anything of an event."""
@@ -863,7 +866,7 @@ class World:
             self.reminders[due] <= until
         ):
             self.now = max(self.now, self.reminders.pop(due))
-            self.feed(e.Reminded(self.now, *due))
+            self.feed(e.Reminded(self.now, *due, time=NOON + timedelta(seconds=self.now)))
 
     # ---- features, for a world that has some
 

@@ -15,7 +15,6 @@ from sfad.protocol.holds import HOLDS
 from sfad.protocol.types import After, Hold, LimitKind, Placing, RunId, Status
 from tests.core.holding import moment
 from tests.core.test_grants import fleet, root
-from tests.core.test_subscriptions import Plan
 from tests.core.transcript import Transcript, inside, purse
 
 
@@ -152,20 +151,6 @@ def test_several_reasons_are_told_each() -> None:
     assert kinds(t, a) == [("budget", "processes"), ("person", "processes")]
     (t >> t.used(a, cost=1.0, turns=4)).skip()
     assert [kind for kind, _ in kinds(t, a)][:2] == ["limit", "budget"]
-
-
-def test_a_window_of_a_subscription_tells_its_reset() -> None:
-    t = Plan(keep=0.2)
-    a = t.start("a", argv=("claude", "-p"))
-    t.go(t.seen(a, 0.9))
-    t.go(t.spawn("b", argv=("claude", "-p", "x")))
-    t.go(t.committed("a2"))
-    (queued,) = holds(t, "a2")
-    assert (queued.kind, queued.blocks, queued.command) == ("plan", "start", "sfactl plans")
-    assert queued.until == moment(3600)
-    t.go(t.asks(a))
-    (paused,) = holds(t, a)
-    assert (paused.kind, paused.blocks, paused.until) == ("plan", "processes", moment(3600))
 
 
 def test_a_call_that_waits_for_its_turn_holds_no_run() -> None:

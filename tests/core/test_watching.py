@@ -96,9 +96,10 @@ def test_what_is_measured_of_all_runs() -> None:
     assert seen() == ["a1 running", "all ann"]
     (t >> e.Reconfigured(t.at, t.machine.policy)).skip()
     assert seen() == ["all ann"]
-    (t.later(9) >> e.Reminded(t.at, "looker", "")).skip()
+    t.later(9)
+    (t >> t.reminded("looker")).skip()
     assert seen() == ["all ann"]
-    (t >> e.Reminded(t.at, "looker", a)).skip()
+    (t >> t.reminded("looker", a)).skip()
     assert seen() == ["a1 running"]
 
 

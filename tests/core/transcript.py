@@ -17,7 +17,7 @@ import msgspec
 
 from sfad.core import commands as c
 from sfad.core import events as e
-from sfad.core.machine import Machine
+from sfad.core.machine import Machine, NewBarrier
 from sfad.core.state.access import Peer
 from sfad.core.state.account import NOTHING, OpenReservation, Use
 from sfad.core.state.budgets import Budget, to_nanos, to_usd
@@ -134,9 +134,10 @@ class Transcript:
         *,
         hear: frozenset[str] = frozenset(),
         watchers: Mapping[str, NewWatcher] | None = None,
+        barrier: NewBarrier | None = None,
         **numbers: Any,
     ) -> None:
-        self.machine = Machine(policy or Policy(**numbers), watchers=watchers)
+        self.machine = Machine(policy or Policy(**numbers), watchers=watchers, barrier=barrier)
         self.at = 0.0
         self.answers: dict[int, c.Answer] = {}
         self.events: list[str] = []
@@ -394,6 +395,10 @@ class Transcript:
         """A timer came due."""
         return e.TimerFired(self.at, run, Timer(timer))
 
+    def reminded(self, feature: str, key: str = "") -> e.Reminded:
+        """The time has come that a feature has asked for."""
+        return e.Reminded(self.at, feature, key, NOON + timedelta(seconds=self.at))
+
     def surveyed(self, run: RunId, **alive: int) -> e.Surveyed:
         """Answer a survey: these are alive, as run=pid."""
         return e.Surveyed(
@@ -529,9 +534,7 @@ class Transcript:
                 return f"call {call.run_id} {call.state}"
             case c.MeterAgent(name, process):
                 return f"meter {name} {process.program}"
-            case c.SaveSubscription(subscription):
-                return f"saveplan {subscription.key}"
-            case c.Shutdown() | c.Remind() | c.SaveOf() | c.ArmSubscriptions():
+            case c.Shutdown() | c.Remind() | c.SaveOf():
                 return type(command).__name__.lower()
             case _:
                 return f"{type(command).__name__.lower()} {command.run}"

@@ -8,7 +8,7 @@ import msgspec
 
 from sfad import config as configuration
 from sfad.core.state.access import AccessRules
-from sfad.core.state.policy import Policy, SubscriptionPolicy
+from sfad.core.state.policy import Policy
 from sfad.daemon.loop.policy import ACCESS, policy_of
 from sfad.protocol.kinds import DEFAULT_KEYS, KINDS
 
@@ -32,7 +32,6 @@ def test_the_built_in_config_has_the_defaults_of_the_table_of_kinds() -> None:
         access=AccessRules(features=ACCESS),
         sections=sections,
         file="the config",
-        subscriptions={"anthropic": SubscriptionPolicy(), "openai": SubscriptionPolicy()},
     )
 
 

@@ -11,6 +11,7 @@ from ...protocol.known import CODING_AGENT, PROFILES
 from ...protocol.types import Action, After, ErrorCode, Reason, Refusal, RunId, Status
 from .. import commands as c
 from .. import events as e
+from ..barring import Bar
 from ..context import Context
 from ..life.giving import least_share, share_out
 from ..life.lifecycle import Lifecycle
@@ -18,7 +19,6 @@ from ..life.spending import Spending
 from ..life.stopping import Stopping
 from ..life.taking import Taking
 from ..limits.enforcement import LimitEnforcement
-from ..limits.subscriptions import Subscriptions, WindowBar
 from ..state.account import NOTHING
 from ..state.holds import why_queued
 from ..state.limits import (
@@ -244,14 +244,12 @@ class Admission:
         spending: Spending,
         widening: Widening,
         awaiting: Awaiting,
-        subscriptions: Subscriptions,
         taking: Taking,
         next_number: int,
         may_start: Sequence[MayStart] = (),
     ) -> None:
         """`may_start`: rules of features."""
         self._ctx = context
-        self._subscriptions = subscriptions
         self._taking = taking
         self._awaiting = awaiting
         self._widening = widening
@@ -373,13 +371,13 @@ class Admission:
             if is_session
             else (),
             waits=waits,
-            window=self._window(run, ev.at) if self._subscriptions.known else None,
+            window=self._window(run, ev.at) if self._ctx.barrier.known else None,
             unix_time=ev.unix_time,
         )
 
     def _window(self, run: Run, at: float) -> str | None:
-        """Return why a root has to wait for its subscription."""
-        bar = self._subscriptions.bar_root(run, at) if run.parent is None else None
+        """Return why a root has to wait for the reset of a window."""
+        bar = self._ctx.barrier.bar_root(run, at) if run.parent is None else None
         return bar.message if bar is not None else None
 
     def quotas(self, user: str, at: float) -> list[QuotaUse]:
@@ -506,10 +504,7 @@ class Admission:
             self._ctx.slots.wait_outside(run.id, run.user)
 
     def _take_slot_or_queue(self, root: Run, at: float) -> None:
-        if (
-            self._subscriptions.known
-            and (bar := self._subscriptions.bar_root(root, at)) is not None
-        ):
+        if self._ctx.barrier.known and (bar := self._ctx.barrier.bar_root(root, at)) is not None:
             root.move(Status.QUEUED)
             self._wait_for_reset(root, bar, at)
         elif self._ctx.slots.free_for(root.user, root.asked.queueing.group):
@@ -518,10 +513,10 @@ class Admission:
             root.move(Status.QUEUED)
             self._enqueue(root)
 
-    def _wait_for_reset(self, root: Run, bar: WindowBar, at: float) -> None:
-        """Let a root that is queued wait until a subscription has room for it, without a place in
-        the queue for slots."""
-        self._subscriptions.queue(root, bar, at)
+    def _wait_for_reset(self, root: Run, bar: Bar, at: float) -> None:
+        """Let a root that is queued wait until nothing bars it, without a place in the queue for
+        slots."""
+        bar.queue(root, at)
         self._ctx.slots.wait_outside(root.id, root.user)
 
     def _enqueue(self, root: Run) -> None:
@@ -602,15 +597,15 @@ class Admission:
         root and may start."""
         if self._ctx.draining:
             return
-        if self._subscriptions.released:
-            self._release(self._subscriptions.released)
-            self._subscriptions.released.clear()
+        if self._ctx.released:
+            self._release(self._ctx.released)
+            self._ctx.released.clear()
         while (run_id := self._ctx.slots.give_next()) is not None:
             run = self._ctx.tree.get(run_id)
             if (
                 run is not None
-                and self._subscriptions.known
-                and (bar := self._subscriptions.bar_root(run, at)) is not None
+                and self._ctx.barrier.known
+                and (bar := self._ctx.barrier.bar_root(run, at)) is not None
             ):
                 self._ctx.slots.leave(run_id)
                 self._wait_for_reset(run, bar, at)

@@ -20,7 +20,6 @@ from ..life.spending import Spending
 from ..life.stopping import GONE, Stopping, StopRequests
 from ..life.taking import Taking
 from ..limits.enforcement import LimitHolds
-from ..limits.subscriptions import Subscriptions
 from ..state.run import Ending, Run
 from ..state.tree import Remembered
 from ..state.vocabulary import ReasonKind, Timer
@@ -38,7 +37,6 @@ class Adopting:
     _attempts: AttemptTracker
     _limit_holds: LimitHolds
     _admission: Admission
-    _subscriptions: Subscriptions
     _giving: Giving
     _taking: Taking
 
@@ -55,12 +53,12 @@ class Adopting:
             if run.paused is not None and run.paused.frozen:
                 self._ctx.do(c.Freeze(run.id))
         for run in runs:
-            self._subscriptions.restore(run, ev.at)
+            self._ctx.barrier.restore(run, ev.at)
         # descendants first: no run ends before them
         for one in reversed(ev.runs):
             self._continue(one, ev.why, ev.at)
         self._admission.ended_before(ev.ended, ev.at)
-        self._subscriptions.look(ev.at)
+        self._ctx.barrier.look(ev.at)
 
     def _restore(self, run: Run, ev: e.RunsAdopted) -> None:
         self._admission.restore(run)

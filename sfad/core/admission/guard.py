@@ -59,7 +59,7 @@ class Question(Struct, frozen=True):
     waits: bool = False
     """The run has to wait for another one."""
     window: str | None = None
-    """Why a root has to wait for its subscription."""
+    """Why a root has to wait for the reset of a window."""
     unix_time: float = 0.0
     """When the peer asks, in seconds since 1970."""
 

@@ -7,8 +7,6 @@
 `violations`      agent programs that nobody asked for, use that went around the gateway, tools that
                   are not allowed
 `call_rules`      which models a run may call and how often, and tool calls that a model repeats
-`subscriptions`   windows of subscriptions: which calls and roots they hold, and which runs have
-                  used them
 `use_requests`    `report`, `reserve` and `settle`: an agent tells its own use
 `calls`           model calls that the gateway asks for
 """

@@ -37,7 +37,6 @@ from ..state.vocabulary import ReasonKind, Timer
 from .budgets import BudgetEnforcement
 from .call_rules import Barrier, CallRates, Repeats, forbidden_model
 from .enforcement import WAITING, LimitEnforcement, after_cut, cut_at
-from .subscriptions import Subscriptions
 from .use_requests import MAX_RESERVATIONS, over_budget, over_limit
 
 MAX_WAITING = 1000
@@ -146,10 +145,8 @@ class Calls:
         limits: LimitEnforcement,
         budgets: BudgetEnforcement,
         attempts: AttemptTracker,
-        subscriptions: Subscriptions,
     ) -> None:
         self._ctx = context
-        self._subscriptions = subscriptions
         self._attempts = attempts
         self._spending = spending
         self._limits = limits
@@ -166,7 +163,6 @@ class Calls:
         """When the timers of runs whose calls wait fire."""
 
     def call_asked(self, ev: e.CallAsked) -> None:
-        self._subscriptions.tell_time(ev.at, ev.time)
         if ev.request.free is not None:
             self._note_free(ev.request)
         call = WaitingCall(ev, self._info(ev))
@@ -238,7 +234,7 @@ class Calls:
             self._cut(run, reservation, reservation.call.clamped_to or 0, ev.at)
         self._attempts.call_ended(run, end, ev.at)
         self._repeats.tools_asked_for(run, end.tools)
-        self._subscriptions.call_ended(run, end, ev.used.cost, ev.at)
+        self._ctx.barrier.call_ended(run, end, ev.used.cost, ev.at)
         self._limits.enforce(run, ev.at)
 
     def _cut(self, run: Run, reservation: OpenReservation, tokens: int, at: float) -> None:
@@ -284,13 +280,13 @@ class Calls:
             self._spending.end_call(run, name, reservation.use, error=_BROKEN_OFF)
         for run in dict.fromkeys(run for run, _, _ in lost):
             self._limits.enforce(run, ev.at)
-            self._subscriptions.freeze_if_idle(run, ev.at)
+            self._ctx.barrier.freeze_if_idle(run, ev.at)
 
     def gateway_connected(self, ev: e.GatewayConnected) -> None:
         for run, name, _ in self._reservations(ev.gateway_uid):
             if name not in ev.reservations:
                 self._spending.end_call(run, name, Use(), state="withdrawn", error=_NOT_MADE)
-                self._subscriptions.freeze_if_idle(run, ev.at)
+                self._ctx.barrier.freeze_if_idle(run, ev.at)
 
     def _reservations(self, gateway_uid: int | None) -> list[tuple[Run, str, OpenReservation]]:
         return [
@@ -399,11 +395,11 @@ class Calls:
             call.until = settles
             call.why = "its program stood still for long, and may have given the call up"
             return False
-        if (bar := self._subscriptions.bar(run, request, at)) is not None:
+        if (bar := self._ctx.barrier.bar(run, request, at)) is not None:
             if bar.action == "refuse":
                 self._refuse(call, bar.message, at)
                 return True
-            self._subscriptions.hold(run, bar, at)
+            bar.hold(run, at)
             call.until = None
             return False
         if len(run.account.reservations) >= MAX_RESERVATIONS:
@@ -577,7 +573,7 @@ class Calls:
         )
         self._note_called(run)
         reserved = self._spending.reserve(run, reservation)
-        holds = self._subscriptions.holds(request.api)
+        holds = self._ctx.barrier.holds(request.api)
         self._ctx.reply(
             call.event.token,
             CallDecision(

@@ -8,7 +8,6 @@
 `budgets`     money of users and teams, and nano-dollars
 `account`     what a run has used and reserved
 `limits`      where a run's limits come from, and what exceeds them
-`subscriptions` windows of subscriptions
 `allowances`  budgets over the nodes of a fleet: what the keeper gives, and what other nodes ask it
               for
 `grants`      what is known of a run on another node, and of the lease of one that another node has

@@ -83,21 +83,6 @@ class CallBounds(Struct, frozen=True, kw_only=True):
         return self.calls_per_minute is not None or self.concurrent_calls is not None
 
 
-class SubscriptionPolicy(Struct, frozen=True, kw_only=True):
-    """`[plans]` of the config, for one provider. What is kept of each window for the person, from 0
-    to 1."""
-
-    keep: float = 0.0
-    keep_week: float = 0.0
-    action: Literal["hold", "refuse", "warn"] = "hold"
-
-    def kept(self, of_week: bool) -> float:
-        return self.keep_week if of_week else self.keep
-
-
-NOTHING_KEPT = SubscriptionPolicy()
-
-
 NO_BOUNDS = CallBounds()
 
 
@@ -145,8 +130,6 @@ class Policy:
     """Patterns of models that may be called; all, where there is none."""
     calls_per_run: CallBounds = NO_BOUNDS
     calls_per_user: CallBounds = NO_BOUNDS
-    subscriptions: Mapping[str, SubscriptionPolicy] = field(default_factory=dict)
-    """By provider; `NOTHING_KEPT` where it has none."""
     budget_action: Action = Action.PAUSE
     """What becomes of a user's live trees when a budget of the user or of a team has run out:
     pause, terminate or warn."""

@@ -37,7 +37,6 @@ from .grants import Lease, Remote
 from .limits import ActiveLimit, Limits
 from .policy import Invalid
 from .request import Asked
-from .subscriptions import WindowHold
 from .vocabulary import ReasonKind
 
 # ---- The stop ladder of a run: signal, grace, SIGKILL until its containment is empty, then a
@@ -270,6 +269,23 @@ class LimitHold(Struct):
     """What the call or reservation that it is held for takes at least."""
     since: float | None = None
     """As in `Paused`."""
+
+
+class WindowHold(Struct):
+    """What a run waits for: the reset of a window."""
+
+    subscription: str
+    message: str
+    used: float | None
+    allowed: float
+    since: float
+    """On the core's clock, as the next."""
+    model: str | None = None
+    """Of the call that waits."""
+    goes_on_at: float | None = None
+    """Its turn after the reset."""
+    resets_at: float | None = None
+    """When the window is reset, on the core's clock; `None` if that is unknown."""
 
 
 class Ending(Struct, frozen=True):

@@ -14,7 +14,6 @@ from ...core.machine import Machine
 from ...core.state.run import Run
 from ...durable.budgets import BudgetBooks
 from ...durable.maintenance import SessionArchive
-from ...durable.subscriptions import SubscriptionBooks
 from ...host.faults import crash_point
 from ...host.tasks import Background
 from ...protocol.types import ErrorCode, RunId
@@ -32,9 +31,7 @@ from .resources import Resources
 from .saving import Saver
 from .seam import Parts
 
-_INTERNAL = frozenset(
-    {c.Arm, c.Disarm, c.Remind, c.ArmSubscriptions, c.SaveOf, c.TellCall, c.MeterAgent}
-)
+_INTERNAL = frozenset({c.Arm, c.Disarm, c.Remind, c.SaveOf, c.TellCall, c.MeterAgent})
 """These have no effect outside the process: a crash before or after one is equivalent."""
 
 
@@ -90,7 +87,6 @@ class CoreLoop:
     parts: Parts
     metering: Metering
     budgets: BudgetBooks
-    subscriptions: SubscriptionBooks
     saver: Saver
     launching: Launching
     launcher_events: LauncherEvents
@@ -157,14 +153,13 @@ class CoreLoop:
                 self._retire(run)
             case c.Remind(feature, key, at):
                 self.launcher_events.remind(feature, key, at)
-            case c.ArmSubscriptions(at):
-                self.launcher_events.arm_subscriptions(at)
-            case c.SaveSubscription(subscription):
-                self.subscriptions.record(subscription)
-                self.keeper.subscription_changed()
             case c.SaveOf(feature, soon):
-                if soon:  # else it was saved with the snapshots
+                if soon:
                     self.saver.save_feature_soon(feature)
+                else:  # it was saved with the snapshots
+                    self.parts.state_saved(feature)
+                    if self.parts.shares(feature):
+                        self.keeper.shares_changed()
             case c.RecordRefusal(run):
                 self._refuse(run)
             case c.CountRefusal(run_id):

@@ -1,9 +1,7 @@
 """Asks the keeper of the fleet what this node may spend of budgets, regularly, and at once when
-something lacks money. Tells it what is heard of subscriptions, and hears what other nodes know."""
+something lacks money. Tells it what features share, and hears what other nodes know."""
 
-from collections.abc import Iterable
 from contextlib import suppress
-from datetime import datetime
 
 import trio
 
@@ -19,17 +17,17 @@ from ...host.log import Log
 from ...protocol.messages import (
     Allowances,
     Error,
-    SeeSubscription,
     SharedSubscriptions,
     ShareSubscriptions,
 )
-from ...protocol.requests.fleet import Allowance, SharedSubscription
+from ...protocol.requests.fleet import Allowance
 from ..loop.fleet import Fleet
+from .seam import Parts
 
 AGAIN, AGAIN_MAX = 0.2, 10.0
 """Seconds until a keeper that has not answered is asked again: doubled each time."""
 SHARE_AFTER = 2.0
-"""Seconds between two times that subscriptions are shared: each reply to a call changes
+"""Seconds between two times that this is shared: each reply to a model call changes
 something."""
 
 
@@ -42,6 +40,7 @@ class KeeperRequests:
         fleet: Fleet,
         feed: e.Feed,
         log: Log,
+        parts: Parts,
     ) -> None:
         self._interval = config.lease
         self._budgets = budgets
@@ -49,8 +48,9 @@ class KeeperRequests:
         self._fleet = fleet
         self._feed = feed
         self._log = log
+        self._parts = parts
         self._drawing = Drawing(fleet.node)
-        self._lacking, self._subscription_changed, self._known = (
+        self._lacking, self._shares_changed, self._known = (
             trio.Event(),
             trio.Event(),
             trio.Event(),
@@ -96,43 +96,27 @@ class KeeperRequests:
                 pause = min(2 * pause, AGAIN_MAX)
             regular_at = trio.current_time() + self._interval
 
-    async def serve_subscriptions(self) -> None:
-        """Share what is known of subscriptions whenever that changes, and regularly, until
-        cancelled."""
+    async def serve_shares(self) -> None:
+        """Share what features share whenever that changes, and regularly, until cancelled."""
         await self._known.wait()
         if self.node == self._fleet.node:
             await trio.sleep_forever()
         while True:
             with trio.move_on_after(self._interval):
-                await self._subscription_changed.wait()
-            self._subscription_changed = trio.Event()
-            if (known := self.subscriptions()) or len(self._machine.tree):
+                await self._shares_changed.wait()
+            self._shares_changed = trio.Event()
+            if (known := self._parts.shared()) or len(self._machine.tree):
                 with suppress(OSError):  # the next time tells the same, or newer
                     answer = await self._fleet.pass_on(
                         self.node or "", ShareSubscriptions(id=1, plans=known)
                     )
-                    self.learn(answer.plans if isinstance(answer, SharedSubscriptions) else ())
+                    self._parts.heard(
+                        answer.plans if isinstance(answer, SharedSubscriptions) else ()
+                    )
             await trio.sleep(SHARE_AFTER)
 
-    def subscription_changed(self) -> None:
-        self._subscription_changed.set()
-
-    def subscriptions(self) -> list[SharedSubscription]:
-        """Return what is known of subscriptions."""
-        return [each.shared() for each in self._machine.subscriptions.known.values()]
-
-    def learn(self, heard: Iterable[SharedSubscription]) -> None:
-        """Take what another node knows better."""
-        now = wall_clock().astimezone()
-        for one in filter(self._machine.subscriptions.is_news, heard):
-            # the clocks of nodes differ: what is told from the future would hide what is heard next
-            time = min(now, datetime.fromtimestamp(one.heard_at, now.tzinfo))
-            told = SeeSubscription(
-                id=0, run="", provider=one.provider, time=time.timestamp(), login=one.login,
-                organization=one.organization, plan_type=one.plan_type, status=one.status,
-                windows=one.windows,
-            )  # fmt: skip
-            self._feed(e.SubscriptionSeen(trio.current_time(), time, told, one.uid))
+    def shares_changed(self) -> None:
+        self._shares_changed.set()
 
     async def _find_keeper(self) -> None:
         """Wait until it is known who keeps the budgets: the daemon of the cluster's head, unless

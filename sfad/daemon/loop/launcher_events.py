@@ -97,19 +97,8 @@ class LauncherEvents:
             self.timers.arm(
                 (feature, key),
                 at,
-                lambda: self.feed(e.Reminded(trio.current_time(), feature, key)),
-            )
-
-    def arm_subscriptions(self, at: float | None) -> None:
-        """Feed `SubscriptionsDue` then, or not any more."""
-        if at is None:
-            self.timers.disarm("plans")
-        else:
-            self.timers.arm(
-                "plans",
-                at,
                 lambda: self.feed(
-                    e.SubscriptionsDue(trio.current_time(), wall_clock().astimezone())
+                    e.Reminded(trio.current_time(), feature, key, wall_clock().astimezone())
                 ),
             )
 

@@ -2,7 +2,7 @@
 
 from ... import config as configuration
 from ...core.state.access import AccessRules
-from ...core.state.policy import Policy, SessionPolicy, SubscriptionPolicy
+from ...core.state.policy import Policy, SessionPolicy
 from ...features.listed import FEATURES
 from ...protocol.encoding import tag
 from ...protocol.kinds import DEFAULT_KEYS, KINDS
@@ -67,10 +67,6 @@ def policy_of(loaded: configuration.Loaded, *, everyone: bool) -> Policy:
         access=AccessRules(
             all_users=everyone, admin_gid=config.access.admin_group, features=ACCESS
         ),
-        subscriptions={
-            "anthropic": _subscription_policy(config.plans, config.plans.anthropic),
-            "openai": _subscription_policy(config.plans, config.plans.openai),
-        },
         interrupted=frozenset(
             name for name, program in config.programs.items() if program.stop == "SIGINT-main"
         ),
@@ -88,16 +84,6 @@ def shares(config: configuration.Configuration) -> list[float]:
     """Return the shares of a run's limits at which features look at it."""
     keys = [feature.share.split(".") for feature in FEATURES.values() if feature.share]
     return [getattr(getattr(config, section), key) for section, key in keys]
-
-
-def _subscription_policy(
-    all_: configuration.SubscriptionsConfig, own: configuration.ProviderSubscriptionConfig
-) -> SubscriptionPolicy:
-    return SubscriptionPolicy(
-        keep=all_.keep if own.keep is None else own.keep,
-        keep_week=all_.keep_week if own.keep_week is None else own.keep_week,
-        action=own.action or all_.action,
-    )
 
 
 def _session_policy(config: configuration.SessionsConfig) -> SessionPolicy:

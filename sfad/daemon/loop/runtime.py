@@ -24,7 +24,6 @@ from ...durable.adoption import Adoption, Rows, StoredPidfds
 from ...durable.budgets import BudgetBooks
 from ...durable.handover import HandedRun
 from ...durable.maintenance import Maintenance, MaintenanceJobs, SessionArchive
-from ...durable.subscriptions import SubscriptionBooks
 from ...features.listed import FEATURES
 from ...gateway.call_journal import Noted
 from ...host import systemd
@@ -58,7 +57,7 @@ from .pending_requests import PendingRequests
 from .policy import policy_of, shares
 from .resources import Resources
 from .saving import Saver
-from .seam import Heart, Parts, watchers_of
+from .seam import Heart, Parts, barrier_of, watchers_of
 from .shipping import Shipping
 from .starting import Starting
 from .status_text import StatusText
@@ -288,6 +287,7 @@ class Runtime:
             reservations=int(1000 * now),
             may_start=[rule for feature in FEATURES.values() for rule in feature.may_start],
             watchers=watchers_of(FEATURES),
+            barrier=barrier_of(FEATURES),
         )
         self.descriptors = Descriptors(resources.rounds)
         self.background = Background(self.log.internal_error)
@@ -380,10 +380,7 @@ class Runtime:
             self.spool.charges,
         )
         self.keeper = KeeperRequests(
-            config.fleet, self._budgets, self.machine, self.fleet, self.feed, self.log
-        )
-        self._subscriptions = SubscriptionBooks(
-            self.spool.subscriptions, self.ledger, self.log.warning
+            config.fleet, self._budgets, self.machine, self.fleet, self.feed, self.log, self.parts
         )
         self.run_feed = RunFeed(self.catalogue, self.launcher, self.timers)
         self.saver = Saver(
@@ -413,7 +410,7 @@ class Runtime:
         )  # fmt: skip
         loop = CoreLoop(
             self.machine, resources, self.catalogue, self.requests, self.announcer, self.parts,
-            self.metering, self._budgets, self._subscriptions, self.saver, launching,
+            self.metering, self._budgets, self.saver, launching,
             self.launcher_events, self.background, self.session_archive, self.fleet, self.keeper,
             self.granted, shut_down,
         )  # fmt: skip
@@ -430,17 +427,13 @@ class Runtime:
                 self.timers.serve, self.maintenance.serve, self.session_archive.serve,
                 self.metering.sample, self.storage.serve, self.run_feed.serve,
                 self.ledger.serve, self.bypass_watch.serve, self.server_watch.serve,
-                self.fleet.serve, self.keeper.serve, self.keeper.serve_subscriptions,
+                self.fleet.serve, self.keeper.serve, self.keeper.serve_shares,
             ):  # fmt: skip
                 nursery.start_soon(keep_serving, serve, self.log.internal_error)
             if systemd.manages():
                 nursery.start_soon(keep_serving, self.status_text.serve, self.log.internal_error)
             self._follow_config()
             self.succession.count_earlier_spawns()
-            now = wall_clock().astimezone()
-            self.machine.subscriptions.known_before(
-                self._subscriptions.earlier(), trio.current_time(), now
-            )
             task_status.started()
 
     def close(self) -> None:

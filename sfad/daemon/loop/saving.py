@@ -34,9 +34,7 @@ SAVE_USE_WITHIN = 1.0
 a row of each run."""
 
 
-_SAVED_WITH = frozenset(
-    {c.Launch, c.Charge, c.SaveBudget, c.Admit, c.SaveOf, c.SaveSubscription, c.RecordCall}
-)
+_SAVED_WITH = frozenset({c.Launch, c.Charge, c.SaveBudget, c.Admit, c.SaveOf, c.RecordCall})
 """Commands that say what is saved with the snapshots."""
 
 
@@ -79,9 +77,6 @@ class Saver:
                     self.resources.timers.disarm(("save", feature))
                     self.resources.spool.values.add_to_next(self.parts.state(feature))
                     unsaved = True
-                case c.SaveSubscription(subscription):
-                    self.resources.spool.subscriptions.save(subscription)
-                    unsaved = True
                 case c.RecordCall(call) if call.state == "ended":
                     self._keep(call)
         # a budget that was charged for use which is not saved would be charged for it again by the
@@ -105,7 +100,7 @@ class Saver:
         if changed:
             self.resources.spool.journal.save(changed, self.metering.position if charges else None)
         elif unsaved:
-            self.resources.spool.subscriptions.write()
+            self.resources.spool.values.write_soon({})
         return []
 
     def admit(self, live: Live, changed: Iterable[Live]) -> None:

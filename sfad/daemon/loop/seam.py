@@ -10,7 +10,8 @@ Features are asked in the order of their list. Those that decide about runs (`Fe
 asked only about runs for which they do something.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import sqlite3
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -21,8 +22,9 @@ import trio
 
 from ...config import Configuration
 from ...core import events as e
+from ...core.barring import Barrier
 from ...core.context import Context
-from ...core.machine import Machine
+from ...core.machine import Components, Machine, NewBarrier
 from ...core.state.access import Peer, Scope
 from ...core.state.run import Run
 from ...core.watching import NewWatcher, Watcher
@@ -32,6 +34,7 @@ from ...host.tasks import Background, keep_serving
 from ...processes.contained_commands import ContainedCommands
 from ...protocol.errors import bad_request
 from ...protocol.requests.base import Reply, Request
+from ...protocol.requests.fleet import SharedSubscription
 from ...protocol.requests.starting import OF_FEATURES, Spawn
 from ...protocol.types import Isolation, RunId, RunInfo
 from ...runs import decided
@@ -145,6 +148,12 @@ class Part:
     """The end of a run is on record, or will be when the ledger can be written."""
     state: Callable[[], Changes] | None = None
     """Returns what is saved of the feature, whose half in the core has asked for that."""
+    state_saved: Callable[[], object] | None = None
+    """What it has returned is saved, or is going to be."""
+    shared: Callable[[], list[SharedSubscription]] | None = None
+    """Returns what the other nodes of a fleet are told."""
+    heard: Callable[[Iterable[SharedSubscription]], object] | None = None
+    """Takes what other nodes know."""
     status: Callable[[Peer, Scope], Mapping[str, object]] | None = None
     """Returns fields of `status` for a peer, who may know of the runs in this scope."""
     notice: Callable[[], str] | None = None
@@ -217,9 +226,15 @@ class Parts:
                 part.reconfigure()
 
     def _has_saved(self, feature: Feature) -> bool:
-        return bool(feature.saved) and any(
-            key.startswith(feature.saved) for key in self._heart.resources.spool.values.items
-        )
+        resources = self._heart.resources
+        if feature.saved and any(
+            key.startswith(feature.saved) for key in resources.spool.values.items
+        ):
+            return True
+        try:
+            return feature.recorded and bool(resources.ledger.records.plans())
+        except sqlite3.Error:
+            return True  # it says so
 
     def answer(self, kind: type[Request]) -> Answer | None:
         """Return what answers a request of a feature; `None` if it is of none."""
@@ -277,6 +292,26 @@ class Parts:
         """Return what is saved of a feature."""
         state = self._part(feature).state
         return state() if state is not None else {}
+
+    def state_saved(self, feature: str) -> None:
+        part = self._part(feature)
+        if part.state_saved is not None:
+            part.state_saved()
+
+    def shares(self, feature: str) -> bool:
+        """Return whether other nodes of a fleet are told of what a feature saves."""
+        return self._features[feature].shares
+
+    def shared(self) -> list[SharedSubscription]:
+        """Return what other nodes of the fleet are told."""
+        parts = [part.shared for part in self._loaded.values() if part.shared is not None]
+        return [each for shared in parts for each in shared()]
+
+    def heard(self, shared: Sequence[SharedSubscription]) -> None:
+        """Take what other nodes know."""
+        for name, feature in self._features.items():
+            if feature.shares and shared and (heard := self._part(name).heard) is not None:
+                heard(shared)
 
     def notices(self) -> list[str]:
         """Return what the administrator of the service should see at once."""
@@ -430,6 +465,17 @@ def watchers_of(features: Mapping[str, Feature]) -> dict[str, NewWatcher]:
     return {
         name: partial(load, name, each.watcher) for name, each in features.items() if each.watcher
     }
+
+
+def barrier_of(features: Mapping[str, Feature]) -> NewBarrier | None:
+    """The same of the one that may hold calls and roots."""
+
+    def load(module: str, components: Components) -> Barrier:
+        new: NewBarrier = import_module(f"sfad.features.{module}").barrier
+        return new(components)
+
+    modules = (f"{name}.{each.barrier}" for name, each in features.items() if each.barrier)
+    return next((partial(load, module) for module in modules), None)
 
 
 def _given(moment: Moment | None) -> list[Moment]:

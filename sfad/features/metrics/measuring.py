@@ -109,10 +109,10 @@ class Measuring:
                 (budget.scope, budget.name): to_usd(budget.allowed) for budget in budgets
             },
             "sfad_plan_used_ratio": {
-                (found.provider, found.account, window.name): window.used
-                for found in machine.subscriptions.known.values()
-                for window in found.windows.values()
-                if window.used is not None
+                (found.provider, found.account, window.window): window.used_ratio
+                for found in status.get("plans", ())
+                for window in found.windows
+                if window.used_ratio is not None
             },
             "sfad_budget_used_usd": {
                 (budget.scope, budget.name): to_usd(budget.charged - machine.reserved_of(budget))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -11,6 +10,7 @@ from hypothesis import strategies as st
 
 from sfad.core import commands as c
 from sfad.core import events as e
+from sfad.core.context import Context, Reading
 from sfad.core.machine import Machine
 from sfad.core.state.policy import Policy
 from sfad.features.alerts.feature import NAME, AlertsConfig
@@ -25,8 +25,7 @@ from sfad.features.alerts.measures import (
 )
 from sfad.features.alerts.watching import Alerts
 from sfad.protocol.types import ApiTrouble, Event, LimitKind
-from tests.core.test_subscriptions import HOUR, Plan
-from tests.core.transcript import BOB, NOON, Transcript, purse, seconds
+from tests.core.transcript import BOB, Transcript, purse, seconds
 
 WATCHERS = {NAME: Alerts}
 
@@ -76,7 +75,8 @@ def reminders(t: Transcript) -> list[tuple[str, float | None]]:
 
 def look_again(t: Transcript, by: float, key: str = "") -> None:
     """Let so many seconds pass and have a run looked at, or what is watched of all runs."""
-    (t.later(by) >> e.Reminded(t.at, NAME, key)).skip()
+    t.later(by)
+    (t >> t.reminded(NAME, key)).skip()
 
 
 def due(t: Transcript) -> float | None:
@@ -391,13 +391,18 @@ def test_what_is_only_reserved_of_a_budget_raises_no_alert() -> None:
     assert told(t) == ["raised alert_budget user"]
 
 
-def test_a_window_of_a_subscription_that_will_be_empty_before_its_reset() -> None:
-    t = Plan()
-    t.machine = Machine(t.machine.policy, watchers=WATCHERS)
-    t.machine.subscriptions.known_before([], t.at, NOON + timedelta(seconds=t.at))
-    a = t.start("a")
-    for minute in range(40):
-        (t >> t.seen(a, 0.02 * minute, left=4 * HOUR - t.at)).skip()
-        t.later(60)
-    assert "is empty at 12:" in last(t).message
-    assert [line for line in told(t) if "plan" in line] == ["raised alert_plan daemon"]
+def test_what_another_feature_measures() -> None:
+    share, key = 0.5, ("plan", "anthropic/3f2a/5h")
+    t = watched()
+    t.machine = Machine(t.machine.policy, watchers={NAME: lambda context: measuring(context)})
+
+    def measuring(context: Context) -> Alerts:
+        context.readings.append(lambda *_: {key: Reading(share, 1.0, share >= 1, "empty soon")})
+        return Alerts(context)
+
+    (t >> t.budgets(purse(1, "ann"))).skip()
+    assert told(t) == []
+    share = 1.0
+    (t >> t.budgets(purse(1, "ann"))).skip()
+    assert (last(t).message, last(t).value) == ("empty soon", 1.0)
+    assert told(t) == ["raised alert_plan daemon"]

@@ -12,7 +12,6 @@ from ....core.state.access import EVERYTHING
 from ....core.state.budgets import Budget, to_usd
 from ....core.state.quotas import QuotaUse
 from ....host import systemd
-from ....host.clock import wall_clock
 from ....host.probe import user_name
 from ....protocol.errors import bad_request
 from ....protocol.messages import (
@@ -27,11 +26,9 @@ from ....protocol.messages import (
     Prune,
     Reload,
     Reloaded,
-    SubscriptionInfo,
     SubscriptionList,
 )
 from ....protocol.types import BudgetState, QuotaState, Status
-from ....runs.showing import accounts_of
 from ...loop.gateways import Gateways
 from ..asker import Asker, answers
 from ..checks import MAX_SECONDS
@@ -88,24 +85,18 @@ def status(asker: Asker, _request: DaemonInfo) -> None:
             gateway_pid=gateway.pid if gateway is not None else None,
             gateways=_gateways(runtime.gateways) if trusted else [],
             quotas=_quotas(asker) if scope.run is None else [],
-            plans=_subscriptions(asker),
             **runtime.parts.status(asker.peer, scope),
         )
     )
 
 
-def _subscriptions(asker: Asker) -> list[SubscriptionInfo]:
-    return list(
-        accounts_of(asker.runtime.machine.subscriptions, asker.scope, wall_clock().timestamp())
-    )
-
-
-# ---- `plans`: the windows of subscriptions
+# ---- `plans`: a field of `status`, by itself
 
 
 @answers(ListSubscriptions)
 def plans(asker: Asker, _request: ListSubscriptions) -> None:
-    asker.reply(SubscriptionList(id=asker.id, accounts=_subscriptions(asker)))
+    found = asker.runtime.parts.status(asker.peer, asker.scope).get("plans", [])
+    asker.reply(SubscriptionList(id=asker.id, accounts=found))
 
 
 # ---- parts of `status`

@@ -139,11 +139,11 @@ def ask_allowances(asker: Asker, request: AskAllowances) -> None:
 
 @answers(ShareSubscriptions)
 def share_plans(asker: Asker, request: ShareSubscriptions) -> None:
-    """Learn what a node knows of subscriptions, and tell it what all know."""
+    """Learn what a node has to share, and tell it what all know."""
     _kept_here(asker)
-    keeper = asker.runtime.keeper
-    keeper.learn(request.plans)
-    asker.reply(SharedSubscriptions(id=asker.id, plans=keeper.subscriptions()))
+    parts = asker.runtime.parts
+    parts.heard(request.plans)
+    asker.reply(SharedSubscriptions(id=asker.id, plans=parts.shared()))
 
 
 def _kept_here(asker: Asker) -> str:

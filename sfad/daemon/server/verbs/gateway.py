@@ -194,7 +194,9 @@ def see_plan(asker: Asker, request: SeeSubscription) -> None:
             else now
         )
         uid = None if request.keyed and gateway is None else live.uid
-        asker.runtime.feed(e.SubscriptionSeen(trio.current_time(), time.astimezone(), request, uid))
+        asker.runtime.feed(
+            e.WindowsSeen(trio.current_time(), time.astimezone(), request, uid, now.timestamp())
+        )
     asker.reply(Done(id=request.id))
 
 

@@ -11,10 +11,11 @@ from hashlib import sha256
 from msgspec import Struct
 from msgspec.structs import replace
 
+from ...protocol.known import LENGTHS
 from ...protocol.requests.fleet import SharedSubscription
 from ...protocol.requests.subscriptions import Provider, SeenWindow
 from ...protocol.types import RunId
-from .policy import SubscriptionPolicy
+from .feature import Kept
 
 DAY = 86400.0
 """Seconds. A window that is at least so long is one of the person's week (`plans.keep_week`)."""
@@ -45,18 +46,9 @@ MOST_RUNS = 1000
 _SLACK = 1e-9
 """A ratio is a decimal fraction: 0.8 is to be at least 1 - 0.2."""
 
-LENGTHS = {"5h": 5 * 3600.0, "7d": 7 * DAY, "primary": 5 * 3600.0, "secondary": 7 * DAY}
-"""Seconds of windows, where a provider does not tell them."""
 LENGTH = 5 * 3600.0
 """Seconds of any other window, unless its name says how long it is."""
 _NAMED = re.compile(r"(\d{1,3})([hd])")
-
-
-def provider_of(api: str) -> Provider | None:
-    """Return whose subscription pays for calls in this format."""
-    if api == "anthropic":
-        return "anthropic"
-    return "openai" if api.startswith("openai") else None
 
 
 class Window(Struct):
@@ -287,7 +279,7 @@ class Subscription(Struct):
             windows=[each.seen() for each in self.windows.values()],
         )
 
-    def barring(self, policy: SubscriptionPolicy, model: str | None) -> list[Window]:
+    def barring(self, policy: Kept, model: str | None) -> list[Window]:
         """Return the windows of which agents may use no more for calls of a model."""
         return [
             each
@@ -325,23 +317,6 @@ def remember(known: list[str], word: str) -> bool:
 
 def caller(uid: int, program: str) -> str:
     return f"{uid} {program}"
-
-
-class WindowHold(Struct):
-    """What a run waits for: the reset of a window."""
-
-    subscription: str
-    message: str
-    used: float | None
-    allowed: float
-    since: float
-    """On the core's clock, as the next."""
-    model: str | None = None
-    """Of the call that waits."""
-    goes_on_at: float | None = None
-    """Its turn after the reset."""
-    resets_at: float | None = None
-    """When the window is reset, on the core's clock; `None` if that is unknown."""
 
 
 def spread(waiting: Sequence[tuple[int, float]], now: float, within: float) -> list[float]:

@@ -1,6 +1,8 @@
-"""Subscriptions: holds or refuses calls and roots where too little of a window is left for the
-person, lets them go on after its reset, and divides what a window has grown among the runs that
-have used it."""
+"""The half of it in the core: holds or refuses calls and roots where too little of a window is left
+for the person, lets them go on after its reset, and divides what a window has grown among the runs
+that have used it. It is pure."""
+
+from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -8,40 +10,39 @@ from datetime import UTC, datetime, tzinfo
 from math import inf
 from typing import Literal
 
+from ...core import commands as c
+from ...core import events as e
+from ...core.barring import Barrier
+from ...core.context import Reading
+from ...core.limits.enforcement import holding
+from ...core.machine import Components
+from ...core.state.naming import program_name
+from ...core.state.run import Run, WindowHold
 from ...protocol import types
 from ...protocol.event_types import EventType
+from ...protocol.known import provider_of
 from ...protocol.requests.fleet import SharedSubscription
 from ...protocol.requests.gateway import AdmitCall, EndCall, SeeSubscription
 from ...protocol.requests.subscriptions import Provider, SeenWindow
 from ...protocol.types import LimitKind, RunId, Severity, Status
-from .. import commands as c
-from .. import events as e
-from ..context import Context, Reading
-from ..life.lifecycle import Lifecycle
-from ..life.pausing import Pausing
-from ..state.naming import program_name
-from ..state.policy import NOTHING_KEPT, SubscriptionPolicy
-from ..state.run import Run
-from ..state.subscriptions import (
+from .feature import NAME, Kept, PlansConfig
+from .windows import (
     AFTER_RESET,
     MOST_WINDOWS,
     NO_USER,
     OVERTAKEN,
     Subscription,
     Window,
-    WindowHold,
     account_of,
     caller,
     clock,
     events_of,
     percent,
-    provider_of,
     remember,
     sentence,
     spread,
     spread_of,
 )
-from .enforcement import LimitEnforcement, LimitHolds, holding
 
 LOOK_AGAIN, LOOK_AGAIN_HOLDING = 600.0, 60.0
 """Seconds at most between two looks at the calendar, and while a run waits for it: the machine may
@@ -61,55 +62,52 @@ class WindowBar:
     action: Literal["hold", "refuse"]
     message: str
     model: str | None
+    of: Subscriptions
+
+    def hold(self, run: Run, at: float) -> None:
+        self.of.hold(run, self, at)
+
+    def queue(self, root: Run, at: float) -> None:
+        self.of.queue(root, self, at)
 
 
-class Subscriptions:
-    def __init__(
-        self,
-        context: Context,
-        lifecycle: Lifecycle,
-        pausing: Pausing,
-        limit_holds: LimitHolds,
-        limits: LimitEnforcement,
-    ) -> None:
-        self._ctx = context
-        context.readings.append(self._measured)
-        self._lifecycle = lifecycle
-        self._pausing = pausing
-        self._limit_holds = limit_holds
-        self._limits = limits
+class Subscriptions(Barrier):
+    def __init__(self, components: Components) -> None:
+        self._ctx, self._lifecycle, self._pausing, self._limit_holds, self._limits = components
+        self._ctx.readings.append(self._measured)
         self.known: dict[str, Subscription] = {}
         """By their keys."""
         self._held: dict[RunId, Run] = {}
-        self.released: list[Run] = []
-        """Roots that were queued and whose turn has come."""
+        self.unsaved: dict[str, Subscription] = {}
+        """Of which more is known than when this was emptied."""
         self._offset = 0.0
         """Unix time less the core's clock."""
         self._zone: tzinfo = UTC
         self._due: float | None = None
-        """When `SubscriptionsDue` will be fed."""
+        """When `Reminded` will be fed."""
 
     # ---- what is heard
 
     def known_before(
         self, subscriptions: Iterable[Subscription], at: float, time: datetime
     ) -> None:
-        """Continue with what an earlier daemon knew. `RunsAdopted` arms what follows. `time`: `at`,
+        """Continue with what an earlier daemon knew. `look` arms what follows. `time`: `at`,
         in the zone in which people are told of times."""
         self._zone = time.tzinfo or self._zone
         self.tell_time(at, time)
-        self.known = {each.key: each for each in subscriptions if each.uid != NO_USER}
+        before = {each.key: each for each in subscriptions if each.uid != NO_USER}
+        self.known = before | self.known
         self._ctx.measured |= bool(self.known)
 
     def tell_time(self, at: float, time: datetime) -> None:
         """Learn which moment of the calendar `at` is."""
         self._offset = time.timestamp() - at
 
-    def seen(self, ev: e.SubscriptionSeen) -> None:
+    def seen(self, ev: e.WindowsSeen) -> None:
         """Take what a reply tells. What is older than what is known is not news: two gateways may
         tell in another order."""
         told, now = ev.told, ev.time.timestamp()
-        self._zone = ev.time.tzinfo or self._zone
+        self._zone, self._offset = ev.time.tzinfo or self._zone, ev.unix_time - ev.at
         run = self._ctx.tree.get(told.run)
         found = self._subscription_of(told, ev.uid, run)
         if found is None:
@@ -131,7 +129,7 @@ class Subscriptions:
                 self._reset_if_over(found, window, now, ev.at)
             for seen in told.windows:
                 self._window_seen(found, seen, now, run, ev)
-        self._ctx.do(c.SaveSubscription(found))
+        self._save(found)
         self.look(ev.at)
 
     def is_news(self, told: SharedSubscription) -> bool:
@@ -142,12 +140,16 @@ class Subscriptions:
             known = self._of_login(told.provider, told.login, told.uid) or known
         return known is None or told.heard_at > known.heard_at
 
-    def due(self, ev: e.SubscriptionsDue) -> None:
+    def due(self, ev: e.Reminded) -> None:
         self._due = None
         self._ctx.measured |= bool(self.known)
         self.tell_time(ev.at, ev.time)
         self._zone = ev.time.tzinfo or self._zone  # daylight saving may have begun
         self.look(ev.at)
+
+    def _save(self, found: Subscription) -> None:
+        self.unsaved[found.key] = found
+        self._ctx.do(c.SaveOf(NAME))
 
     def _subscription_of(
         self, told: SeeSubscription, uid: int | None, run: Run | None
@@ -197,7 +199,7 @@ class Subscriptions:
         seen: SeenWindow,
         now: float,
         run: Run | None,
-        ev: e.SubscriptionSeen,
+        ev: e.WindowsSeen,
     ) -> None:
         window = found.windows.get(seen.window)
         if window is None:
@@ -338,7 +340,7 @@ class Subscriptions:
         window = max(barring, key=lambda each: each.resets_at or inf)
         keep = policy.kept(window.of_week)
         return WindowBar(
-            found.key, window, keep, policy.action, self._sentence(window, keep, at), model
+            found.key, window, keep, policy.action, self._sentence(window, keep, at), model, self
         )
 
     def hold(self, run: Run, bar: WindowBar, at: float) -> None:
@@ -422,7 +424,7 @@ class Subscriptions:
                 found.status = None
             if window is found.shorter:
                 self._forget_present(found, at)
-            self._ctx.do(c.SaveSubscription(found))
+            self._save(found)
             if rejected or window_used is not None:
                 self._publish(
                     EventType.PLAN_RESET,
@@ -495,7 +497,7 @@ class Subscriptions:
         self._ctx.changed(run)
         paused = run.paused
         if run.status is Status.QUEUED:
-            self.released.append(run)
+            self._ctx.released.append(run)
         elif paused is not None and not (
             paused.by_hand
             or paused.suspended
@@ -549,7 +551,7 @@ class Subscriptions:
         due = max(at, min(*resets, *turns, at + soon)) if resets or turns else None
         if due is None or self._due is None or due < self._due:
             if due != self._due:
-                self._ctx.do(c.ArmSubscriptions(due))
+                self._ctx.do(c.Remind(NAME, "", due))
             self._due = due
 
     # ---- what is told
@@ -562,7 +564,7 @@ class Subscriptions:
             if run.window_hold is not None and run.window_hold.subscription == found.key
         ]
 
-    def policy_of(self, found: Subscription) -> SubscriptionPolicy:
+    def policy_of(self, found: Subscription) -> Kept:
         return self._policy(found.provider)
 
     def _measured(self, _share: float, at: float) -> Mapping[tuple[str, str], Reading]:
@@ -590,8 +592,8 @@ class Subscriptions:
         )
         return Reading(round(used, 4), 1.0, above, words)
 
-    def _policy(self, provider: str) -> SubscriptionPolicy:
-        return self._ctx.policy.subscriptions.get(provider, NOTHING_KEPT)
+    def _policy(self, provider: Provider) -> Kept:
+        return self._ctx.policy.section(NAME, PlansConfig).of(provider)
 
     def _sentence(self, window: Window, keep: float, at: float | None = None) -> str:
         return sentence(
@@ -630,3 +632,7 @@ def _may_use(run: Run, found: Subscription) -> bool:
 
 def _program_of(run: Run) -> str:
     return program_name(run.asked.shown.argv)
+
+
+barrier = Subscriptions
+"""What the core makes."""

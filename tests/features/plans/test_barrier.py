@@ -4,6 +4,7 @@ large."""
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import replace as dataclass_replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -15,9 +16,13 @@ from msgspec.structs import replace
 
 from sfad.core import commands as c
 from sfad.core import events as e
+from sfad.core.context import Context, Reading
 from sfad.core.life.pausing import REPLY_OUTLIVES
-from sfad.core.state.policy import SubscriptionPolicy
-from sfad.core.state.subscriptions import (
+from sfad.core.machine import Machine
+from sfad.core.state.run import Run
+from sfad.features.plans.barrier import Subscriptions
+from sfad.features.plans.feature import NAME, PlansConfig
+from sfad.features.plans.windows import (
     AFTER_RESET,
     CLOCKS_DIFFER,
     SPREAD,
@@ -31,6 +36,7 @@ from sfad.core.state.subscriptions import (
 from sfad.protocol.requests.gateway import CallDecision, SeeSubscription
 from sfad.protocol.requests.subscriptions import SeenWindow
 from sfad.protocol.types import LimitKind, RunId, Status
+from tests.core.holding import moment
 from tests.core.transcript import ANN, BOB, NOON, Transcript, use
 from tests.tiers import examples
 
@@ -42,8 +48,19 @@ class Plan(Transcript):
     """A transcript in which calls use one subscription of Anthropic's."""
 
     def __init__(self, **plan: Any) -> None:
-        super().__init__(subscriptions={"anthropic": SubscriptionPolicy(**plan)}, call_wait=60.0)
-        self.machine.subscriptions.known_before([], self.at, NOON + timedelta(seconds=self.at))
+        super().__init__(
+            barrier=Subscriptions,
+            sections={NAME: PlansConfig(**plan)},
+            call_wait=60.0,
+        )
+        self.subscriptions.known_before([], self.at, NOON + timedelta(seconds=self.at))
+
+    @property
+    def subscriptions(self) -> Subscriptions:
+        """The half of them in the core."""
+        found = self.machine.barrier()
+        assert isinstance(found, Subscriptions)
+        return found
 
     def asks(self, run: RunId, model: str = "claude-sonnet", login: str = "login") -> e.CallAsked:
         return self.call(run, 10, api="anthropic", login=login, model=model)
@@ -56,7 +73,7 @@ class Plan(Transcript):
     def seen(
         self, run: RunId, used: float | None, *, window: str = "5h", left: float | None = HOUR,
         rejected: bool = False, login: str = "login", uid: int | None = ANN.uid,
-    ) -> e.SubscriptionSeen:  # fmt: skip
+    ) -> e.WindowsSeen:  # fmt: skip
         """A reply tells of a window that is reset in `left` seconds, or says nothing of its
         reset."""
         now = NOON + timedelta(seconds=self.at)
@@ -78,7 +95,7 @@ class Plan(Transcript):
         login: str = "login",
         uid: int | None = ANN.uid,
         **more: Any,
-    ) -> e.SubscriptionSeen:
+    ) -> e.WindowsSeen:
         told = SeeSubscription(
             id=0,
             run=run,
@@ -88,10 +105,12 @@ class Plan(Transcript):
             windows=windows,
             **more,
         )
-        return e.SubscriptionSeen(self.at, time, told, uid)
+        return e.WindowsSeen(
+            self.at, time, told, uid, (NOON + timedelta(seconds=self.at)).timestamp()
+        )
 
-    def due(self) -> e.SubscriptionsDue:
-        return e.SubscriptionsDue(self.at, NOON + timedelta(seconds=self.at))
+    def due(self) -> e.Reminded:
+        return e.Reminded(self.at, NAME, "", NOON + timedelta(seconds=self.at))
 
     def ended(self, call: e.CallAsked, cost: float = 0.01) -> e.CallSettled:
         name, _ = self.admission(call)
@@ -148,7 +167,7 @@ def test_a_call_at_the_bound_waits_for_the_reset_and_goes_on_by_itself() -> None
     t.later(1 + AFTER_RESET)
     told = t.go(t.due())
     assert t.told(told, "plan_reset")
-    assert t.machine.subscriptions.known[KEY].windows["5h"].used is None, "unknown, and not 0"
+    assert t.subscriptions.known[KEY].windows["5h"].used is None, "unknown, and not 0"
     assert t.run(a).status is Status.RUNNING
     assert not t.answered(second), (
         "it stood still for long: if it has given the call up, it hangs up now"
@@ -190,13 +209,13 @@ def test_after_a_rejection_only_warn_lets_calls_through(action: str) -> None:
     t.go(call)
     assert t.answered(call) == (action == "warn")
     if action == "warn":
-        assert t.machine.subscriptions.known[KEY].windows["5h"].full, "it is told all the same"
+        assert t.subscriptions.known[KEY].windows["5h"].full, "it is told all the same"
     t.later(HOUR + AFTER_RESET)
     t.go(t.due())
     again = t.asks(a)
     t.go(again)
     assert t.answered(again)
-    assert t.machine.subscriptions.known[KEY].status != "rejected"
+    assert t.subscriptions.known[KEY].status != "rejected"
 
 
 def test_a_rejection_without_a_reset_holds_for_a_while() -> None:
@@ -241,9 +260,7 @@ def test_new_roots_of_a_program_that_uses_the_subscription_queue() -> None:
     assert b.status is Status.QUEUED
     assert b.shown_reason is not None
     assert "90 % used" in b.shown_reason.message
-    assert [
-        run.id for run in t.machine.subscriptions.held_by(t.machine.subscriptions.known[KEY])
-    ] == [b.id]
+    assert [run.id for run in t.subscriptions.held_by(t.subscriptions.known[KEY])] == [b.id]
     t.go(t.spawn("other", argv=("codex", "exec")))
     (other,) = [run for run in t.machine.tree if run.name == "other"]
     assert other.status is Status.ACCEPTED, "another program may use another account"
@@ -312,7 +329,7 @@ def test_what_one_users_replies_tell_holds_no_run_of_another() -> None:
     for call in calls:
         t.go(call)
     assert [t.answered(call) for call in calls] == [True, False]
-    (known,) = [each for each in t.machine.subscriptions.known.values() if each.uid == ANN.uid]
+    (known,) = [each for each in t.subscriptions.known.values() if each.uid == ANN.uid]
     assert (known.windows["5h"].used, known.uids) == (0.1, [ANN.uid])
     t.go(t.spawn("c", argv=("x",)))
     (root,) = [run for run in t.machine.tree if run.name == "c"]
@@ -341,8 +358,8 @@ def test_a_call_to_a_server_that_is_not_believed_waits_for_no_window() -> None:
 def test_an_account_that_was_saved_before_accounts_had_users_is_forgotten() -> None:
     t = Plan()
     saved = [Subscription("anthropic", "old"), Subscription("anthropic", "new", ANN.uid)]
-    t.machine.subscriptions.known_before(saved, t.at, NOON)
-    assert list(t.machine.subscriptions.known) == ["anthropic/new"]
+    t.subscriptions.known_before(saved, t.at, NOON)
+    assert list(t.subscriptions.known) == ["anthropic/new"]
 
 
 def test_less_kept_lets_go_on() -> None:
@@ -355,9 +372,7 @@ def test_less_kept_lets_go_on() -> None:
     t.go(
         e.Reconfigured(
             t.at,
-            dataclass_replace(
-                t.machine.policy, subscriptions={"anthropic": SubscriptionPolicy(keep=0.3)}
-            ),
+            dataclass_replace(t.machine.policy, sections={NAME: PlansConfig(keep=0.3)}),
         )
     )
     assert t.answered(call)
@@ -492,7 +507,7 @@ def test_a_renewed_credential_is_of_the_same_account_once_a_reply_says_so() -> N
     second = t.asks(b, login="renewed")
     t.go(second)
     assert not t.answered(second)
-    assert len(t.machine.subscriptions.known) == 1
+    assert len(t.subscriptions.known) == 1
 
 
 @given(
@@ -520,7 +535,7 @@ def test_a_reply_that_was_overtaken_is_no_news() -> None:
     t.later(1)
     t.go(t.seen(b, 0.14))
     t.go(t.seen(b, 0.20))
-    window = t.machine.subscriptions.known[KEY].windows["5h"]
+    window = t.subscriptions.known[KEY].windows["5h"]
     assert window.used == 0.2
     assert sum(t.run(a).window_shares.values()) == pytest.approx(0.1)
     assert not t.run(b).window_shares
@@ -682,6 +697,48 @@ def test_a_reset_over_a_day_away_has_its_date() -> None:
     )
 
 
+def test_a_window_that_will_be_empty_before_its_reset_is_told_to_who_watches() -> None:
+    found: list[Reading] = []
+
+    class Looker:
+        """Notes the first reading that is above its threshold."""
+
+        def __init__(self, context: Context) -> None:
+            self.context = context
+
+        def look(self, runs: Collection[Run], at: float, *, at_all: bool) -> None:
+            assert not any(run.status.terminal for run in runs)
+            if at_all and not found:
+                told = {k: r for each in self.context.readings for k, r in each(0.8, at).items()}
+                found.extend(each for each in told.values() if each.above)
+
+        def ending(self, run: Run) -> None:
+            """Nothing is kept of it."""
+
+    t = Plan()
+    t.machine = Machine(t.machine.policy, barrier=Subscriptions, watchers={"looker": Looker})
+    a = t.start("a")
+    for minute in range(40):
+        t.go(t.seen(a, 0.02 * minute, left=4 * HOUR - t.at))
+        t.later(60)
+    (reading,) = found
+    assert "is empty at 12:" in reading.message
+
+
+def test_a_window_tells_its_reset_as_a_hold() -> None:
+    t = Plan(keep=0.2)
+    a = t.start("a", argv=("claude", "-p"))
+    t.go(t.seen(a, 0.9))
+    t.go(t.spawn("b", argv=("claude", "-p", "x")))
+    t.go(t.committed("a2"))
+    (queued,) = t.machine.holds(t.run("a2"), t.at, moment)
+    assert (queued.kind, queued.blocks, queued.command) == ("plan", "start", "sfactl plans")
+    assert queued.until == moment(3600)
+    t.go(t.asks(a))
+    (paused,) = t.machine.holds(t.run(a), t.at, moment)
+    assert (paused.kind, paused.blocks, paused.until) == ("plan", "processes", moment(3600))
+
+
 STEP = st.one_of(
     st.tuples(st.just("call"), st.integers(0, 2)),
     st.tuples(st.just("reply"), st.integers(0, 9)),
@@ -766,7 +823,7 @@ def test_a_reply_that_comes_after_the_reset_is_not_divided_once_more() -> None:
     assert t.run(a).window_shares[f"{KEY}/5h"] == pytest.approx(0.2)
     t.go(t.seen(a, 0.05, left=100))
     t.go(t.seen(a, 0.40, left=-1))
-    (known,) = t.machine.subscriptions.known.values()
+    (known,) = t.subscriptions.known.values()
     assert known.windows["5h"].used == 0.05, "what is known of the next window stays"
 
 
@@ -796,15 +853,15 @@ def test_what_another_node_tells_is_nobodys_share_and_no_older_news() -> None:
     other.later(60)
     t.later(60)
     other.go(other.seen(there, 0.60))
-    (plan,) = (each.shared() for each in other.machine.subscriptions.known.values())
-    assert t.machine.subscriptions.is_news(plan)
+    (plan,) = (each.shared() for each in other.subscriptions.known.values())
+    assert t.subscriptions.is_news(plan)
     time = datetime.fromtimestamp(plan.heard_at, UTC)
     t.go(
         t.tells(
             "", time, plan.windows, login=plan.login, organization=plan.organization, uid=plan.uid
         )
     )
-    assert not t.machine.subscriptions.is_news(plan)
+    assert not t.subscriptions.is_news(plan)
     assert not t.run(a).window_shares
     call = t.asks(a)
     t.go(call)
@@ -817,7 +874,7 @@ def test_a_reset_that_no_window_can_have_is_not_believed(left: float, *, rejecte
     t = Plan(keep=0.2)
     a = t.start("a")
     t.go(t.seen(a, 0.9, left=left, rejected=rejected))
-    known = t.machine.subscriptions.known[KEY].windows["5h"]
+    known = t.subscriptions.known[KEY].windows["5h"]
     assert known.resets_at in (None, (NOON + timedelta(seconds=t.at)).timestamp() + 60)
     again = t.seen(a, 0.95, rejected=rejected)
     t.go(replace(again, told=replace(again.told, retry_after=9e11)))
@@ -849,7 +906,7 @@ def test_a_reset_that_no_window_can_have_is_forgotten_if_it_was_saved() -> None:
     t = Plan(keep=0.2)
     a = t.start("a")
     t.go(t.seen(a, 0.9))
-    known = t.machine.subscriptions.known[KEY].windows["5h"]
+    known = t.subscriptions.known[KEY].windows["5h"]
     known.resets_at = 9e11
     t.go(t.due())
     assert known.used is None
@@ -869,10 +926,10 @@ def test_what_was_heard_before_a_wrong_clock_was_set_hides_no_news() -> None:
     ahead = later.time + timedelta(days=3650)
     t.go(replace(t.due(), time=ahead))
     t.go(replace(later, time=ahead))
-    assert t.machine.subscriptions.known[KEY].heard_at == ahead.timestamp()
+    assert t.subscriptions.known[KEY].heard_at == ahead.timestamp()
     t.go(t.due())
     t.go(t.seen(a, 0.9))
-    assert t.machine.subscriptions.known[KEY].windows["5h"].used == 0.9
+    assert t.subscriptions.known[KEY].windows["5h"].used == 0.9
     call = t.asks(a)
     t.go(call)
     assert not t.answered(call)

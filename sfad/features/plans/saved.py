@@ -2,44 +2,27 @@
 of it, and in the ledger."""
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import msgspec
 
-from ..core.state.subscriptions import Subscription
-from ..host.files import UNDECODABLE
-from ..storage.ledger import Ledger
-from .snapshots import RetryingStore
+from ...durable.snapshots import Changes, RetryingStore
+from ...host.files import UNDECODABLE
+from ...storage.ledger import Ledger
+from .feature import SAVED
+from .windows import Subscription
 
-_KEY = "plan/"
 
-
-@dataclass(frozen=True, slots=True)
-class SubscriptionSpool:
-    """Each subscription is saved as `plan/PROVIDER/ACCOUNT`."""
-
-    store: RetryingStore
-
-    def save(self, subscription: Subscription) -> None:
-        """Save it together with the next snapshots: a growth of a window is divided among runs, and
-        must not be divided twice."""
-        self.store.add_to_next({f"{_KEY}{subscription.key}": msgspec.msgpack.encode(subscription)})
-
-    def write(self) -> None:
-        """Write what was to be saved with snapshots, because there are none."""
-        self.store.write_soon({})
-
-    def earlier(self) -> list[Subscription]:
-        keys = [key for key in self.store.items if key.startswith(_KEY)]
-        return [
-            found for key in keys if (found := self.store.decoded(key, Subscription)) is not None
-        ]
+def changes(subscriptions: Iterable[Subscription]) -> Changes:
+    """Return what to save of them, together with the next snapshots: a growth of a window is
+    divided among runs, and must not be divided twice."""
+    return {f"{SAVED}{each.key}": msgspec.msgpack.encode(each) for each in subscriptions}
 
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionBooks:
-    spool: SubscriptionSpool
+    store: RetryingStore
     ledger: Ledger
     trouble: Callable[[str], None]
 
@@ -53,10 +36,16 @@ class SubscriptionBooks:
         """Return what earlier daemons knew: of each subscription what is newer, of the spool and
         the ledger."""
         found = {each.key: each for each in self._recorded()}
-        for each in self.spool.earlier():
+        for each in self._saved():
             if each.key not in found or each.heard_at >= found[each.key].heard_at:
                 found[each.key] = each
         return list(found.values())
+
+    def _saved(self) -> list[Subscription]:
+        keys = [key for key in self.store.items if key.startswith(SAVED)]
+        return [
+            found for key in keys if (found := self.store.decoded(key, Subscription)) is not None
+        ]
 
     def _recorded(self) -> list[Subscription]:
         try:
