@@ -125,7 +125,8 @@ def test_the_heart_alone_passes_its_tests(copy: Copy) -> None:
 
 
 def test_a_daemon_that_no_config_asks_for_features_loads_declarations(tmp_path: Path) -> None:
-    """And shims: whether a person has installed some is seen by a look at their directory alone."""
+    """Nor for a plain run. And shims: whether a person has installed some is seen by a look at
+    their directory alone."""
     state, told = tmp_path / "state", tmp_path / "imports"
     words = ["-m", "sfad", "serve", "--ready-fd", "1", "--state-dir", str(state)]
     words += ["--socket", str(tmp_path / "s"), "--config", "/dev/null"]
@@ -136,6 +137,8 @@ def test_a_daemon_that_no_config_asks_for_features_loads_declarations(tmp_path: 
         assert daemon.stdout is not None
         try:
             assert daemon.stdout.readline() == b"ready\n"
+            words = [sys.executable, "-m", "sfactl", "run", "--socket", str(tmp_path / "s")]
+            subprocess.run([*words, "--", "true"], check=True, timeout=60)
         finally:
             daemon.terminate()
             daemon.wait()

@@ -11,7 +11,7 @@ import pytest
 
 from sfactl.connection import Client
 from sfad.protocol import messages as m
-from sfad.protocol.types import Event
+from sfad.protocol.types import Action, Event, Limit, LimitKind
 from tests.conftest import Start
 from tests.harness import PATIENCE, Daemon, ended, started, stopped
 
@@ -72,6 +72,28 @@ def test_an_alert_is_raised_once_whatever_becomes_of_the_daemon(start: Start) ->
             "raised alert_cost None",
             "raised alert_limit " + run,
         ]
+
+
+def test_a_config_that_says_nothing_of_alerts(start: Start) -> None:
+    """The module behind them is loaded when a run has used something, or by the next daemon."""
+    daemon = start()
+    with daemon.client() as client:
+        turns = Limit(kind=LimitKind.TURNS, threshold=7, action=Action.WARN)
+        run = started(client, ["sleep", "1000"], limits=[turns], on_limit="warn").id
+        assert raised(client) == []
+        report(client, run)
+        assert raised(client) == [f"alert_limit {run}"]
+        (listed,) = client.call(m.List(id=0), m.RunList).runs
+        assert [alert.type for alert in listed.alerts] == ["alert_limit"]
+        cost = client.call(m.DaemonInfo(id=0), m.DaemonStatus).cost_usd
+        assert cost == 2.0
+    restarted(daemon, killed=True)
+    with daemon.client() as client:
+        (listed,) = client.call(m.List(id=0), m.RunList).runs
+        assert [alert.type for alert in listed.alerts] == ["alert_limit"]
+        status = client.call(m.DaemonInfo(id=0), m.DaemonStatus)
+        assert (status.cost_usd, status.window_s, status.limit_share) == (2.0, 3600.0, 0.8)
+        stopped(client, run, signal=signal.SIGKILL)
 
 
 def test_alerts_are_counted_for_the_service_manager(
