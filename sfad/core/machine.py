@@ -48,7 +48,8 @@ class Components(NamedTuple):
     limits: LimitEnforcement
 
 
-NewBarrier = Callable[[Components], Barrier]
+NewBarrier = Callable[[Components], Barrier | None]
+"""`None`: it cannot be made now, and is asked for again."""
 
 
 class Machine:
@@ -171,16 +172,15 @@ class Machine:
         """Return what a feature holds calls and roots with, and make it if there was no need of it
         so far."""
         if self._new_barrier is not None:
-            new, self._new_barrier = self._new_barrier, None
-            self._ctx.barrier = new(
-                Components(
-                    self._ctx,
-                    self._lifecycle,
-                    self._pausing,
-                    self._limit_holds,
-                    self._limit_enforcement,
-                )
+            components = Components(
+                self._ctx,
+                self._lifecycle,
+                self._pausing,
+                self._limit_holds,
+                self._limit_enforcement,
             )
+            if (made := self._new_barrier(components)) is not None:
+                self._ctx.barrier, self._new_barrier = made, None
         return self._ctx.barrier
 
     def holds(self, run: Run, now: float, moment: Moment) -> tuple[Hold, ...]:

@@ -26,7 +26,8 @@ class Watcher(Protocol):
         """A run that is watched is about to end."""
 
 
-NewWatcher = Callable[[Context], Watcher]
+NewWatcher = Callable[[Context], Watcher | None]
+"""`None`: it cannot be made now, and is asked for again."""
 
 
 class Watching:
@@ -37,11 +38,12 @@ class Watching:
         self.watchers: dict[str, Watcher] = {}
         """Those that there are."""
 
-    def watcher(self, feature: str) -> Watcher:
-        """Return that of a feature, and make it if there was nothing to look at so far."""
-        if feature not in self.watchers:
-            self.watchers[feature] = self._known[feature](self._ctx)
-        return self.watchers[feature]
+    def watcher(self, feature: str) -> Watcher | None:
+        """Return that of a feature, and make it if there was nothing to look at so far; `None` if
+        it cannot be made now."""
+        if feature not in self.watchers and (made := self._known[feature](self._ctx)) is not None:
+            self.watchers[feature] = made
+        return self.watchers.get(feature)
 
     def ending(self, run: Run) -> None:
         for watcher in self.watchers.values():

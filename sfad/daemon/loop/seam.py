@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
 import trio
@@ -455,27 +456,35 @@ async def _look(looks: Sequence[Step], p: Prepared, around: Surroundings) -> Non
             await waits
 
 
+def _half(name: str, module: str, feature: Feature) -> ModuleType | None:
+    """Load the module of a feature's half in the core, and that of its part, which saves what it
+    keeps; `None` if there are too few descriptors for that now."""
+    try:
+        import_module(f"sfad.features.{name}.{feature.part}")
+        return import_module(f"sfad.features.{name}.{module}")
+    except (OSError, ImportError):
+        return None
+
+
 def watchers_of(features: Mapping[str, Feature]) -> dict[str, NewWatcher]:
     """Return how the halves of features in the core are made, each when it is needed."""
 
-    def load(name: str, module: str, context: Context) -> Watcher:
-        new: NewWatcher = import_module(f"sfad.features.{name}.{module}").watcher
-        return new(context)
+    def make(name: str, feature: Feature, context: Context) -> Watcher | None:
+        half = _half(name, feature.watcher, feature)
+        return half.watcher(context) if half is not None else None
 
-    return {
-        name: partial(load, name, each.watcher) for name, each in features.items() if each.watcher
-    }
+    return {name: partial(make, name, each) for name, each in features.items() if each.watcher}
 
 
 def barrier_of(features: Mapping[str, Feature]) -> NewBarrier | None:
     """The same of the one that may hold calls and roots."""
 
-    def load(module: str, components: Components) -> Barrier:
-        new: NewBarrier = import_module(f"sfad.features.{module}").barrier
-        return new(components)
+    def make(name: str, feature: Feature, components: Components) -> Barrier | None:
+        half = _half(name, feature.barrier, feature)
+        return half.barrier(components) if half is not None else None
 
-    modules = (f"{name}.{each.barrier}" for name, each in features.items() if each.barrier)
-    return next((partial(load, module) for module in modules), None)
+    found = (partial(make, name, each) for name, each in features.items() if each.barrier)
+    return next(found, None)
 
 
 def _given(moment: Moment | None) -> list[Moment]:
