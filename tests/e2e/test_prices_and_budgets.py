@@ -22,7 +22,7 @@ from sfad.durable.budgets import period
 from sfad.protocol import messages as m
 from sfad.protocol.types import ErrorCode, Status
 from tests.conftest import Start
-from tests.harness import Daemon, alive, ended, started, stopped, wait_until
+from tests.harness import Daemon, alive, ended, running, started, stopped, wait_until
 from tests.tiers import first, variant
 
 from .agents import info, limit, reserve, sleeper, state, until_event, until_over, watched
@@ -249,9 +249,10 @@ def test_a_reload_while_prices_are_loaded_lets_nothing_through(start: Start) -> 
 
 
 @variant
-def test_prices_are_loaded_after_a_shortage_of_descriptors(daemon: Daemon) -> None:
-    """The import of the price list failed for want of a descriptor; it is tried again."""
-    with daemon.client() as client:
+def test_prices_are_loaded_after_a_shortage_of_descriptors(tmp_path: Path) -> None:
+    """The import of the price list failed for want of a descriptor; it is tried again. A daemon
+    that the tests fork has it already."""
+    with running(tmp_path, executed=True) as daemon, daemon.client() as client:
         run = started(client, ["sleep", "60"], limits=[limit("cost", 1)])
         wait_until(lambda: info(client, run.id).status is Status.RUNNING, "it runs")
         before = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)
