@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -160,10 +161,13 @@ def said(process: subprocess.Popen[bytes], what: bytes) -> None:
 def noticed(process: subprocess.Popen[bytes]) -> None:
     """Wait until a client has closed the connection that it has lost."""
     fds = Path("/proc", str(process.pid), "fd")
-    wait_until(
-        lambda: not any(os.readlink(fd).startswith("socket:") for fd in fds.iterdir()),
-        "the client has closed its connection",
-    )
+
+    def closed() -> bool:
+        with suppress(FileNotFoundError):  # one was closed just now: look again
+            return not any(os.readlink(fd).startswith("socket:") for fd in fds.iterdir())
+        return False
+
+    wait_until(closed, "the client has closed its connection")
 
 
 def received(process: subprocess.Popen[bytes], number: int) -> None:

@@ -404,9 +404,13 @@ def test_the_next_run_starts_in_a_spoiled_base_cgroup(tmp_path: Path, user: str)
         stopped(client, run.id)
 
 
+PRINTS = "import time\nwhile True: print('.', flush=True); time.sleep(0.05)"
+"""A shell would wait in vfork(2) for a program that it starts, and stand still in another state."""
+
+
 def test_a_paused_run_that_another_thaws_stands_still(attacked: Target, mode: str) -> None:
     with attacked.daemon.client() as client:
-        run = started(client, ["sh", "-c", "while :; do echo .; sleep 0.05; done"], cwd=b"/")
+        run = started(client, [attacked.daemon.python, "-c", PRINTS], cwd=b"/")
         output = attacked.output(run)
         wait_until(lambda: output.stat().st_size > 0, "it prints")
         client.call(m.Pause(id=client.next_id(), run=run.id), m.RunReply)
