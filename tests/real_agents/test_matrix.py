@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -131,8 +131,12 @@ def test_the_usage_shown_is_what_the_model_has_counted(
 def saved(at: Desk, answered: bool, cli: Cli) -> bool:
     """Whether the last answer has arrived in the session file, of a program that has one which is
     read."""
-    files = Path(at.env["HOME"]).rglob("*.jsonl")
-    return answered and (cli is OPENCODE or any('"Done.' in file.read_text() for file in files))
+    if not answered or cli is OPENCODE:
+        return answered
+    with suppress(FileNotFoundError):  # the program removes its locks meanwhile: look again
+        files = Path(at.env["HOME"]).rglob("*.jsonl")
+        return any('"Done.' in file.read_text() for file in files)
+    return False
 
 
 def do(at: Desk, deed: str, run: str, pid: int, let_go: Any) -> None:
