@@ -29,6 +29,7 @@ MODELS = (
     "gpt-6.1-sol",
     "gemini-2.5-pro",
     "qwen3-coder-plus",
+    "gpt-5.1",
 )
 CONFIG = "[gateway]\n[prices]\n" + "".join(
     f'"{model}" = {{input_mtok = 3, cached_mtok = 0.3, output_mtok = 15}}\n' for model in MODELS
