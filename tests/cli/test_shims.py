@@ -347,7 +347,9 @@ def test_it_outlives_the_daemon(daemon: World) -> None:
     daemon.begin()
     os.kill(main, signal.SIGUSR1)
     out, _ = waiting.communicate(timeout=PATIENCE)
-    assert out in (b"code 76\n", b"code 70\n"), "70: before Linux 6.15 nothing tells how it ended"
+    # without cgroups, each daemon continues what the one before may have stopped
+    ended = out.replace(b"goes on\n", b"")
+    assert ended in (b"code 76\n", b"code 70\n"), "70: before Linux 6.15 nothing tells how it ended"
 
 
 @pytest.mark.alone
