@@ -341,6 +341,7 @@ async def test_another_attempt_after_an_adopted_one(containment: str, instance: 
 
 
 async def test_runs_that_tags_contained_get_a_cgroup(instance: str) -> None:
+    needs.containment("cgroup")  # before there are processes
     runs = [("a1", None, [*PYTHON, programs.ORPHANS, "12"]), ("a2", "a1", ["sleep", "1000"])]
     records = dead("tags", instance, *runs)
     async with rigged("cgroup", instance=instance) as rig:
