@@ -107,7 +107,7 @@ class Verb(TyperCommand):
 
             ctx.params["socket"] = fleet.place(ctx.params["socket"])
             code = super().invoke(ctx)
-            return fleet.tell_unanswered() if code in (None, exits.ExitCode.DONE) else code
+            return code or fleet.tell_unanswered()
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         # typer shows headings only if rich formats the help, and plain help is what pipes and

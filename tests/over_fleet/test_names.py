@@ -83,6 +83,15 @@ def test_the_history_of_all_nodes_has_each_run_once_and_in_order() -> None:
     assert times == sorted(times, reverse=True)
 
 
+def test_a_node_that_goes_between_two_pages_is_asked_no_more() -> None:
+    names = Names()
+    runs = [past(number, number) for number in range(1, 121)]
+    left = left_of(None, ["n1"])
+    found = page_of({"n1": page(runs, "", 50)}, left, names, first=True)
+    assert found.next is not None
+    assert page_of({}, left_of(found.next, ["n1"]), names, first=False).next is None
+
+
 # ---- pages of events
 
 

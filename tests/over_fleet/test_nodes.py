@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from sfactl.connection import Client
+from sfactl.connection import Client, DaemonError
 from sfad.protocol import messages as m
 from sfad.protocol.types import Action, Limit, LimitKind, Placing, RunInfo, Status
 from tests.harness import Daemon, spawn, started, wait_until
@@ -192,6 +192,19 @@ def test_events_of_all_nodes_are_followed_and_taken_up_again(nodes: Fleet) -> No
         again = m.Events(id=0, types=["run_started"], rows=100, cursor=push.cursor)
         page = client.call(again, m.EventPage)
         assert [event.run_id for event in page.events] == [f"n2/{second.id}"]
+
+
+def test_what_happens_to_a_run_of_another_node_is_followed(nodes: Fleet, run: str) -> None:
+    node, _, there = run.partition("/")
+    with asking(nodes["n1"]) as client, nodes[node].client() as other:
+        watching = client.send(m.Watch(id=0, run=run))
+        client.answer(watching, m.Done)
+        other.call(m.Pause(id=0, run=there), m.RunReply)
+        pushed, _ = client.answer(watching, m.EventPush)
+        assert (pushed.event.type, pushed.event.run_id) == ("run_paused", run)
+        other.call(m.Resume(id=0, run=there), m.RunReply)
+        with pytest.raises(DaemonError, match="leave out the root"):
+            client.call(m.WatchRuns(id=0, root=run), m.RunList)
 
 
 def test_a_node_that_hangs_is_waited_for_once(nodes: Fleet) -> None:

@@ -15,6 +15,10 @@ is no `datetime`."""
 MAX_CHOSEN = 1024
 """Runs named in one request; each is looked up."""
 
+CHANGES = ("stop", "pause", "resume", "limit", "approve", "deny")
+"""Verbs with which a member of the admin group means only runs of their own, where they name
+none."""
+
 
 def check_signal(number: int, allowed: Iterable[int]) -> None:
     if number not in allowed:

@@ -17,11 +17,12 @@ from ....protocol.requests.summary import Summary
 from ....protocol.types import AlertState, ErrorCode, RunInfo, Status
 from ...loop.shipping import PACK_SECONDS
 from ..asker import Answering, Asker
+from ..checks import CHANGES
 from ..connection import Connection, RunRow, RunRows
 from ..fleet_nodes import ANSWER, Nodes
 from .following import Watching, tell_events
 from .names import Names
-from .sums import added, below, left_of, page_of, subscriptions_of, with_names
+from .sums import OVER, added, below, left_of, page_of, subscriptions_of, with_names
 
 Here = Callable[[m.Request], Answering]
 """Answers a request as that of a client which has not asked for the fleet."""
@@ -65,6 +66,10 @@ class FleetClient:
         match request:
             case m.List():
                 work = self._list(asker, request)
+            case m.WatchRuns(root=str()):
+                raise bad_request(
+                    "the runs of a fleet are watched all together: leave out the root"
+                )
             case m.WatchRuns():
                 work = Watching(self._nodes, self._names, asker, request).serve()
             case m.Events(runs=[]):
@@ -163,7 +168,7 @@ class FleetClient:
                 f"the output of run {handles[0]} is on node {node}, and no file can be handed out "
                 "from there: read it in pieces, as sfactl logs does"
             )
-        if isinstance(request, m.Events) and request.follow:
+        if isinstance(request, m.Watch) or (isinstance(request, m.Events) and request.follow):
             await self._pass_stream_on(asker, node, request)
             return
         try:
@@ -222,7 +227,7 @@ class FleetClient:
         chooses = bool(request.everything or request.name or request.labels)
         expected: Any = m.Stopped if isinstance(request, m.Stop) else m.Selected
         failed: dict[str, str] = {}
-        changes = isinstance(request, m.Stop) or request.verb != "logs"
+        changes = isinstance(request, m.Stop) or request.verb in CHANGES
         if chooses and changes and not asker.peer.owner:
             # the daemons of other nodes take each request for one of their own user
             raise RequestError(
@@ -264,7 +269,7 @@ class FleetClient:
             wanted = replace(request, before=left[node] or None)
             return await self._nodes.ask(node, wanted, m.RunList)
 
-        over = [node for node, last in left.items() if last == "-"]
+        over = [node for node, last in left.items() if last == OVER]
         pages, unanswered = await self._nodes.each(page, without=over)
         first = request.before is None
         found = page_of(pages, left, self._names, first=first)

@@ -54,8 +54,8 @@ def page_of(
         for run in runs
         if not _executes_on(run, answered)
     ]
-    if first:
-        after = {node: last for node, last in after.items() if node in pages}
+    # a node that has not answered is in no further page: it would be asked for ever
+    after = {node: last if node in pages else OVER for node, last in after.items()}
     more = any(last != OVER for last in after.values())
     return m.RunList(
         id=0,

@@ -34,7 +34,7 @@ from ....protocol.messages import (
 from ....protocol.types import ErrorCode, RunId, RunInfo, Status
 from ....runs.live import Live
 from ..asker import Asker, answers, answers_about_run
-from ..checks import MAX_CHOSEN, check_filters, check_signal
+from ..checks import CHANGES, MAX_CHOSEN, check_filters, check_signal
 
 # ---- `select`: which runs a command line means. The peer needs the permission for what is to be
 # done to them.
@@ -61,9 +61,6 @@ def check_choice(request: Stop | Select) -> None:
     check_filters(request)
 
 
-_CHANGES = ("stop", "pause", "resume", "limit", "approve", "deny")
-
-
 def own_scope(asker: Asker) -> Scope:
     """Return the runs that the peer means where it names none: a member of the admin group must not
     end the work of all users by `stop --all`. The operator and root mean all."""
@@ -80,7 +77,7 @@ def filtered(asker: Asker, request: Stop | Select, verb: str) -> list[RunId]:
     if not has_filters(request):
         return []
     own = asker.peer.run
-    scope = own_scope(asker) if verb in _CHANGES else asker.scope
+    scope = own_scope(asker) if verb in CHANGES else asker.scope
     found = asker.runtime.catalogue.live_runs(scope, name=request.name, labels=request.labels)
     if own is not None:
         found.pop(own, None)
