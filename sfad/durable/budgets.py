@@ -11,7 +11,8 @@ from msgspec import Struct
 
 from .. import config as configuration
 from ..core import events as e
-from ..core.state.budgets import Budget, Budgets, Given, to_nanos, to_usd
+from ..core.state.budgets import Budget, Budgets, Given
+from ..core.state.money import to_nanos, to_usd
 from ..host.clock import Timers, wall_clock
 from ..protocol.units import format_usd
 from ..storage.ledger import Ledger, OpenedLedger

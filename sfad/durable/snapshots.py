@@ -19,7 +19,7 @@ from ..agents import Reading
 from ..agents.command import Command
 from ..agents.setup_reader import NO_SETUPS, TreeSetups
 from ..core.state.account import Account, OpenReservation, Use
-from ..core.state.budgets import to_nanos, to_usd
+from ..core.state.money import to_nanos, to_usd
 from ..core.state.run import Birth, State
 from ..host.clock import Timers
 from ..host.faults import crash_point

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from ..core.machine import Machine
 from ..core.state.account import Use
-from ..core.state.budgets import to_usd
 from ..core.state.limits import ActiveLimit
+from ..core.state.money import to_usd
 from ..core.state.run import Run
 from ..features.listed import FEATURES
 from ..host.clock import wall_clock

@@ -15,7 +15,7 @@ from ..agents.line_meter import OPENAI_FACTORS, factor_of
 from ..agents.program import digest
 from ..core import events as e
 from ..core.state.account import NOTHING, OpenReservation, Use
-from ..core.state.budgets import to_nanos
+from ..core.state.money import to_nanos
 from ..core.state.run import MAX_FREE
 from ..host.clock import wall_clock
 from ..protocol import messages as m

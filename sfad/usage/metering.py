@@ -19,7 +19,7 @@ from ..config import Price
 from ..core import events as e
 from ..core.events import AgentProcess, CallPrice
 from ..core.state.account import OpenReservation, Use
-from ..core.state.budgets import to_nanos
+from ..core.state.money import to_nanos
 from ..core.state.naming import is_launcher
 from ..core.state.run import Run
 from ..host.clock import wall_clock

@@ -10,7 +10,7 @@ import sys
 import time
 from random import Random
 
-from sfad.core.state.budgets import to_nanos
+from sfad.core.state.money import to_nanos
 from sfad.core.state.policy import Policy
 from sfad.protocol.types import Action, Bound, Placing
 from tests.core.fleet import Net

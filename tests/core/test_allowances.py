@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sfad.core.state.allowances import FEW, PARTS, Drawing, give
-from sfad.core.state.budgets import Budget, to_nanos, to_usd
+from sfad.core.state.budgets import Budget
+from sfad.core.state.money import to_nanos, to_usd
 from sfad.protocol.requests.fleet import Allowance, Allowances, AllowanceWanted, AskAllowances
 from tests.tiers import examples
 

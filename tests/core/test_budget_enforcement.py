@@ -7,7 +7,8 @@ from typing import Any
 
 from sfad.core import commands as c
 from sfad.core import events as e
-from sfad.core.state.budgets import Budget, to_nanos
+from sfad.core.state.budgets import Budget
+from sfad.core.state.money import to_nanos
 from sfad.core.state.policy import Policy
 from sfad.protocol.requests.fleet import Allowance, AllowanceWanted, AskAllowances
 from sfad.protocol.requests.gateway import CallDecision

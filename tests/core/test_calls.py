@@ -15,7 +15,7 @@ from sfad.core import events as e
 from sfad.core.limits.calls import MAX_MODEL, MAX_WAITING
 from sfad.core.state.access import GATEWAY, Peer
 from sfad.core.state.account import Account, Silence, Use
-from sfad.core.state.budgets import to_nanos, to_usd
+from sfad.core.state.money import to_nanos, to_usd
 from sfad.core.state.vocabulary import Timer
 from sfad.durable.snapshots import from_saved, to_saved
 from sfad.protocol.requests.gateway import CallDecision

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from sfad.core import commands as c
 from sfad.core import events as e
-from sfad.core.state.budgets import to_nanos
+from sfad.core.state.money import to_nanos
 from sfad.core.state.policy import Policy
 from sfad.core.state.run import Run
 from sfad.protocol.types import Action, Bound, Grant, LimitKind, Placing, RunId, Status

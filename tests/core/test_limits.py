@@ -10,8 +10,8 @@ import pytest
 
 from sfad.core import commands as c
 from sfad.core import events as e
-from sfad.core.state.budgets import to_core
 from sfad.core.state.limits import ActiveLimit, crossings
+from sfad.core.state.money import to_core
 from sfad.core.state.policy import DEFAULT_LIMITS, Learnt, Policy
 from sfad.protocol.kinds import KINDS, METERED_KINDS
 from sfad.protocol.known import PROFILES

@@ -17,7 +17,8 @@ from sfad.core import events as e
 from sfad.core.life.stopping import GONE
 from sfad.core.state.access import Peer
 from sfad.core.state.account import OpenReservation, Use
-from sfad.core.state.budgets import NANOS, Budget
+from sfad.core.state.budgets import Budget
+from sfad.core.state.money import NANOS
 from sfad.core.state.policy import Policy
 from sfad.core.state.request import Asked
 from sfad.core.state.run import Run, Rung

@@ -12,7 +12,7 @@ from sfad.core import events as e
 from sfad.core.life.pausing import REPLY_OUTLIVES
 from sfad.core.limits import use_requests
 from sfad.core.state.account import Account, OpenReservation, Use
-from sfad.core.state.budgets import to_nanos, to_usd
+from sfad.core.state.money import to_nanos, to_usd
 from sfad.protocol.types import ErrorCode, LimitKind, LimitRefusal, Rule, Source, Status
 
 from .test_adopting import Life

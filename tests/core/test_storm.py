@@ -20,7 +20,7 @@ from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.state.access import Peer
 from sfad.core.state.account import OpenReservation, Use
-from sfad.core.state.budgets import NANOS
+from sfad.core.state.money import NANOS
 from sfad.core.state.policy import Policy
 from sfad.protocol.kinds import METERED_KINDS
 from sfad.protocol.types import Action, Limit, LimitKind, Role

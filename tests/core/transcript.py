@@ -20,8 +20,9 @@ from sfad.core import events as e
 from sfad.core.machine import Machine, NewBarrier
 from sfad.core.state.access import Peer
 from sfad.core.state.account import NOTHING, OpenReservation, Use
-from sfad.core.state.budgets import Budget, to_nanos, to_usd
+from sfad.core.state.budgets import Budget
 from sfad.core.state.limits import ActiveLimit
+from sfad.core.state.money import to_nanos, to_usd
 from sfad.core.state.policy import Policy
 from sfad.core.state.run import Run
 from sfad.core.state.vocabulary import Timer

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sfad.core.state.account import Account, OpenReservation, Use
-from sfad.core.state.budgets import to_nanos, to_usd
+from sfad.core.state.money import to_nanos, to_usd
 from sfad.durable.snapshots import from_saved, to_saved
 from sfad.protocol.types import LimitKind
 from tests.tiers import first

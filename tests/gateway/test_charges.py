@@ -20,7 +20,7 @@ import pytest
 import trio
 
 from sfad.core.state.account import OpenReservation, Use
-from sfad.core.state.budgets import to_usd
+from sfad.core.state.money import to_usd
 from sfad.gateway.apis import APIS
 from sfad.gateway.call_tally import BodyMemory, CallTally
 from sfad.gateway.estimate import Estimates

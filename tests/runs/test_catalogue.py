@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from sfad.core import events as e
 from sfad.core.state.access import EVERYTHING, Peer, Scope
 from sfad.core.state.account import Use
-from sfad.core.state.budgets import NANOS
+from sfad.core.state.money import NANOS
 from sfad.daemon.lookup import find_run
 from sfad.daemon.loop.runtime import Runtime
 from sfad.daemon.server.connection import RunRows

@@ -11,7 +11,8 @@ from ...protocol.limits import format_amount
 from ...protocol.types import Limit, Refusal, Rule, Status
 from ...protocol.units import counted, format_elapsed, format_moment
 from ..state.access import FULL, Peer, why_sessions_refused, why_verb_refused
-from ..state.budgets import Budget, to_usd
+from ..state.budgets import Budget
+from ..state.money import to_usd
 from ..state.policy import Policy
 from ..state.quotas import SlidingRate, Slots
 from ..state.run import Run

@@ -16,9 +16,10 @@ from .. import commands as c
 from .. import events as e
 from ..context import Context, grace_of
 from ..state.account import NOTHING
-from ..state.budgets import Budget, to_core, to_wire
+from ..state.budgets import Budget
 from ..state.grants import Remote
 from ..state.limits import ActiveLimit
+from ..state.money import to_core, to_wire
 from ..state.policy import Invalid
 from ..state.run import Attempt, Ending, ProcessExit, Run, Rung
 from ..state.tree import Remembered, typed_bounds

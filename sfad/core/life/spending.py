@@ -26,8 +26,9 @@ from ..state.account import (
     add_below,
     add_ended,
 )
-from ..state.budgets import Budget, Budgets, to_usd
+from ..state.budgets import Budget, Budgets
 from ..state.limits import Numbers, numbers_of
+from ..state.money import to_usd
 from ..state.run import Run
 
 # ---- What the calls under way of each user take, summed when one begins or ends: no decision asks

@@ -13,7 +13,8 @@ from ..life.pausing import Pausing
 from ..life.spending import Spending
 from ..life.stopping import Stopping
 from ..state.allowances import give
-from ..state.budgets import Budget, to_nanos, to_usd
+from ..state.budgets import Budget
+from ..state.money import to_nanos, to_usd
 from ..state.run import Run
 from ..state.vocabulary import ReasonKind
 from .enforcement import LimitEnforcement

@@ -29,9 +29,10 @@ from ..context import Context
 from ..life.attempts import AttemptTracker
 from ..life.spending import Spending
 from ..state.account import OpenReservation, Use
-from ..state.budgets import Budget, to_usd
+from ..state.budgets import Budget
 from ..state.holds import CallsWait
 from ..state.limits import ActiveLimit, amount
+from ..state.money import to_usd
 from ..state.run import MAX_FREE, MAX_FREE_NAME, Run, Token
 from ..state.vocabulary import ReasonKind, Timer
 from .budgets import BudgetEnforcement

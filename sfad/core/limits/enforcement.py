@@ -19,7 +19,6 @@ from ..life.lifecycle import Lifecycle
 from ..life.pausing import Pausing
 from ..life.spending import Spending
 from ..life.stopping import Stopping
-from ..state.budgets import to_wire
 from ..state.limits import (
     NO_NUMBERS,
     ActiveLimit,
@@ -32,6 +31,7 @@ from ..state.limits import (
     crossings,
     numbers_of,
 )
+from ..state.money import to_wire
 from ..state.run import LimitHold, Run
 from ..state.vocabulary import ReasonKind, Timer
 

@@ -15,9 +15,9 @@ from ..context import Context
 from ..life.lifecycle import Lifecycle
 from ..life.pausing import Pausing
 from ..state.access import Peer
-from ..state.budgets import to_wire
 from ..state.holds import MORE
 from ..state.limits import ActiveLimit, amount, check_range, step
+from ..state.money import to_wire
 from ..state.policy import Invalid
 from ..state.run import Run, Token
 from .enforcement import STRENGTH, LimitEnforcement, LimitHolds, holding

@@ -9,8 +9,9 @@ from .. import commands as c
 from .. import events as e
 from ..context import Context
 from ..life.spending import Spending
-from ..state.budgets import Budget, to_usd, to_wire
+from ..state.budgets import Budget
 from ..state.limits import ActiveLimit, amount, and_reserved, bare
+from ..state.money import to_usd, to_wire
 from ..state.run import Run
 from .enforcement import LimitEnforcement
 

@@ -5,7 +5,8 @@
 `policy`      the configured numbers
 `naming`      the loop identity of a command
 `request`     what a spawn asks for
-`budgets`     money of users and teams, and nano-dollars
+`money`       nano-dollars
+`budgets`     money of users and teams
 `account`     what a run has used and reserved
 `limits`      where a run's limits come from, and what exceeds them
 `allowances`  budgets over the nodes of a fleet: what the keeper gives, and what other nodes ask it

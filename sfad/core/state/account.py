@@ -1,7 +1,7 @@
 """What runs use: what each source tells of a run, what it has reserved, and what its descendants
 add.
 
-Money is in nano-dollars (see `budgets.to_nanos`).
+Money is in nano-dollars (see `money.to_nanos`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from ...protocol.kinds import COSTS, COUNTS, TREE_USE
 from ...protocol.types import CallInfo, LimitKind, Role, RunId, Source
-from .budgets import NANOS
+from .money import NANOS
 
 SOURCES: tuple[Source, ...] = ("gateway", "report", "stream", "session")
 """Those that may know of every call, the best first. The largest figure counts, but the agent's

@@ -13,7 +13,7 @@ from ...protocol.known import CODING_AGENT, PROFILES, Profile
 from ...protocol.limits import format_amount
 from ...protocol.types import Action, Limit, LimitKind, RunId
 from .account import Account
-from .budgets import to_core, to_wire
+from .money import to_core, to_wire
 from .policy import Invalid, Policy
 from .request import Asked
 

@@ -25,7 +25,7 @@ from ...core import events as e
 from ...core.life.giving import grant_of, limits_to_send, wanted_of
 from ...core.machine import Machine
 from ...core.state.account import Use
-from ...core.state.budgets import to_nanos
+from ...core.state.money import to_nanos
 from ...core.state.policy import Invalid
 from ...core.state.request import Asked
 from ...core.state.run import Run

@@ -10,7 +10,7 @@ from ...core import commands as c
 from ...core import events as e
 from ...core.machine import Machine
 from ...core.state.allowances import Drawing
-from ...core.state.budgets import to_usd
+from ...core.state.money import to_usd
 from ...durable.budgets import BudgetBooks
 from ...host.clock import wall_clock
 from ...host.log import Log

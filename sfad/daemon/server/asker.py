@@ -16,7 +16,7 @@ from ...core import commands as c
 from ...core import events as e
 from ...core.admission.candidate import lowered
 from ...core.state.access import Peer, Scope, unknown_run
-from ...core.state.budgets import to_usd
+from ...core.state.money import to_usd
 from ...core.state.run import Run
 from ...protocol import messages as m
 from ...protocol.errors import RequestError, unavailable

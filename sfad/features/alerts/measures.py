@@ -10,7 +10,7 @@ from typing import Literal
 from msgspec import Struct
 
 from ...core.context import Reading
-from ...core.state.budgets import to_nanos, to_usd
+from ...core.state.money import to_nanos, to_usd
 from ...protocol.event_types import EventType
 from ...protocol.types import RunId
 from ...protocol.units import format_duration, format_usd

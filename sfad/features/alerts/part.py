@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import trio
 
 from ...core.state.access import EVERYTHING, Peer, Scope
-from ...core.state.budgets import to_usd
+from ...core.state.money import to_usd
 from ...daemon.loop.seam import Heart, Part
 from ...durable.snapshots import Changes
 from ...host.clock import wall_clock

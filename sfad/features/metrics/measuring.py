@@ -10,7 +10,7 @@ import trio
 
 from ... import __version__
 from ...core.state.access import EVERYTHING, Peer
-from ...core.state.budgets import to_usd
+from ...core.state.money import to_usd
 from ...daemon.loop.seam import Heart
 from ...host.metrics import Counts, Histogram, HookOutcome, Labels, Values
 from ...protocol.event_types import EventType

@@ -9,7 +9,8 @@ from .... import __version__
 from ....config import ConfigError
 from ....core.machine import Machine
 from ....core.state.access import EVERYTHING
-from ....core.state.budgets import Budget, to_usd
+from ....core.state.budgets import Budget
+from ....core.state.money import to_usd
 from ....core.state.quotas import QuotaUse
 from ....host import systemd
 from ....host.probe import user_name
