@@ -17,7 +17,7 @@ A package imports only packages above it:
 `runs`      what is known of runs
 `gateway`   a process of its own between agents and the API of a model
 `usage`     what runs use: output, session files, prices, samples
-`durable`   what outlives a daemon: journal, adoption, handover, budgets, maintenance
+`durable`   what outlives a daemon: journal, adoption, handover, maintenance
 `start`     what is decided about a request before the core is asked: steps and checks
 `fleet`     what knows Ray: a process and an actor of their own, which pass sockets on to other
             nodes

@@ -186,22 +186,6 @@ class Price(Struct, frozen=True, kw_only=True):
     cache_write_mtok: Annotated[float, Meta(ge=0)] | None = None
 
 
-class UserBudget(Struct, frozen=True, kw_only=True):
-    daily_usd: Annotated[float, Meta(ge=0)]
-
-
-class TeamBudget(Struct, frozen=True, kw_only=True):
-    usd: Annotated[float, Meta(ge=0)]
-    period: Literal["day", "week", "month"]
-    members: tuple[str, ...]
-
-
-class BudgetsConfig(Struct, frozen=True, kw_only=True):
-    action: Literal["pause", "terminate", "warn"] = "pause"
-    users: dict[str, UserBudget] = {}
-    teams: dict[str, TeamBudget] = {}
-
-
 class UpstreamConfig(Struct, frozen=True, kw_only=True):
     """A provider of models."""
 
@@ -340,7 +324,6 @@ class Configuration(Struct, frozen=True, kw_only=True):
     """By the program's name, as the loop rule derives it from a command."""
     prices: dict[str, Price] = {}
     """By the model's name, as agents write it."""
-    budgets: BudgetsConfig = BudgetsConfig()
     gateway: GatewayConfig = GatewayConfig()
     sessions: SessionsConfig = SessionsConfig()
     fleet: FleetConfig = FleetConfig()

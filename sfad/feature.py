@@ -61,6 +61,13 @@ class Feature:
     """The module of its folder that has `barrier: core.machine.NewBarrier`, which is pure:
     what may hold model calls and roots. It is loaded when there is a model call. One feature
     may have it."""
+    purses: str = ""
+    """The module of its folder that has `purses: core.machine.NewPurses`, which is pure: what is
+    charged beside the accounts of runs. One feature may have it, and its part is loaded first."""
+    correct: str = ""
+    """The module of its folder that has `correct(config: Configuration, ledger: OpenedLedger,
+    spool: Spool) -> list[str]`: brings the ledger in line with the spool, before it is started, and
+    returns lines for the log. It is asked if its section of the config is set."""
     shares: bool = False
     """Its part tells the other nodes of a fleet something, and is told."""
     recorded: bool = False

@@ -15,8 +15,6 @@ from sfad.config import (
     ConfigError,
     Price,
     ProgramConfig,
-    TeamBudget,
-    UserBudget,
     Whole,
     config_files,
     load,
@@ -431,12 +429,11 @@ output_mtok = 8.5
 input_mtok = 0
 output_mtok = 0
 cached_mtok = 'off'
-[budgets.users.ann]
-daily_usd = 20
-[budgets.teams.research]
-usd = 400
-period = 'week'
-members = ['ann', 'bob']
+[gateway.upstreams.own]
+url = 'https://own.example'
+api = 'openai-chat'
+[groups.night]
+slots = 2
 """
 
 
@@ -446,10 +443,6 @@ def test_tables_below_a_name(tmp_path: Path) -> None:
         "gpt-5.1": Price(input_mtok=1, output_mtok=8.5),
         'say "hi"': Price(input_mtok=0, output_mtok=0),
     }
-    assert config.budgets.users == {"ann": UserBudget(daily_usd=20)}
-    assert config.budgets.teams == {
-        "research": TeamBudget(usd=400, period="week", members=("ann", "bob"))
-    }
 
 
 def test_each_value_below_a_name_is_a_setting(tmp_path: Path) -> None:
@@ -458,7 +451,7 @@ def test_each_value_below_a_name_is_a_setting(tmp_path: Path) -> None:
     assert shown['prices."gpt-5.1".output_mtok'] == (8.5, str(file))
     assert shown['prices."gpt-5.1".cached_mtok'] == (None, BUILT_IN)
     assert shown['prices."say \\"hi\\"".cached_mtok'] == (None, str(file))
-    assert shown["budgets.teams.research.members"] == (("ann", "bob"), str(file))
+    assert shown["groups.night.slots"] == (2, str(file))
     again = write(
         tmp_path / "again.toml",
         "\n".join(
@@ -474,7 +467,7 @@ def test_files_are_merged_below_a_name_too(tmp_path: Path) -> None:
     system = write(tmp_path / "system.toml", PRICED)
     user = write(
         tmp_path / "user.toml",
-        "[prices.'gpt-5.1']\noutput_mtok = 9\n[budgets.users.bob]\ndaily_usd = 5",
+        "[prices.'gpt-5.1']\noutput_mtok = 9\n[groups.day]\nslots = 5",
     )
     loaded = load([system, user])
     sources = {s.key: s.source for s in loaded.settings}
@@ -483,10 +476,10 @@ def test_files_are_merged_below_a_name_too(tmp_path: Path) -> None:
         str(system),
         str(user),
     )
-    assert list(loaded.config.budgets.users) == ["ann", "bob"]
-    missing = write(tmp_path / "missing.toml", "[budgets.teams.other]\nusd = 1")
+    assert list(loaded.config.groups) == ["night", "day"]
+    missing = write(tmp_path / "missing.toml", "[gateway.upstreams.other]\napi = 'gemini'")
     with pytest.raises(
-        ConfigError, match=r"missing\.toml: budgets\.teams\.other\.period is missing"
+        ConfigError, match=r"missing\.toml: gateway\.upstreams\.other\.url is missing"
     ):
         load([system, missing])
 

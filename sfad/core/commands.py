@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from msgspec import Struct
 
 from ..protocol import types
-from ..protocol.requests.fleet import Allowances
 from ..protocol.requests.gateway import CallDecision
 from ..protocol.types import CallInfo, ErrorCode, LimitRefusal, Refusal, RunId, Survivor
 from .events import AgentProcess
@@ -40,32 +37,6 @@ class Record(WithRun, frozen=True):
 class Rebound(WithRun, frozen=True):
     """The run's limits have changed: tell what enforces memory, processes and output outside the
     core."""
-
-
-class Charge(Struct, frozen=True):
-    """Add nano-dollars to what a user's or a team's budget has been charged in its present
-    period."""
-
-    scope: Literal["user", "team"]
-    name: str
-    nanos: int
-
-
-class SaveBudget(Struct, frozen=True):
-    """Save what a budget was charged, and what the nodes of a fleet may charge of it, before
-    anything else is done."""
-
-    scope: Literal["user", "team"]
-    name: str
-
-
-class Draw(Struct, frozen=True):
-    """Ask the fleet's keeper for more of a budget, until so many nano-dollars are left of this
-    node's allowance."""
-
-    scope: Literal["user", "team"]
-    name: str
-    nanos: int
 
 
 class RecordRefusal(WithRun, frozen=True):
@@ -179,10 +150,19 @@ class Remind(Struct, frozen=True):
 
 class SaveOf(Struct, frozen=True):
     """Save what a feature's half in the core keeps, with the snapshots. `soon`: within a second is
-    early enough."""
+    early enough. `used`: it counts what runs have used, which is saved with it."""
 
     feature: str
     soon: bool = False
+    used: bool = False
+
+
+class Tell(Struct, frozen=True):
+    """Tell a feature's part what its half in the core has decided. Only these two know what that
+    means."""
+
+    feature: str
+    what: object
 
 
 class Publish(Struct, frozen=True):
@@ -240,6 +220,14 @@ class ReserveAnswer(WithRun, frozen=True):
     refusal: LimitRefusal | None = None
 
 
+class OnRecord(Struct, frozen=True):
+    """A reply of a feature, which is sent once what is saved is on disk."""
+
+    reply: Struct
+    failing: str
+    """What is said if it cannot be."""
+
+
 class ErrorAnswer(Struct, frozen=True):
     code: ErrorCode
     message: str
@@ -253,24 +241,25 @@ Answer = (
     | Changed
     | ReserveAnswer
     | CallDecision
-    | Allowances
+    | OnRecord
     | ErrorAnswer
 )
 
-ToFleet = Place | Offer | Tend | Draw
+ToFleet = Place | Offer | Tend
 ToLauncher = Launch | Terminate | Interrupt | Kill | Survey | Freeze | Thaw | Release
-ToStorage = (
-    Admit
-    | Record
-    | RecordRefusal
-    | CountRefusal
-    | RecordCall
-    | Charge
-    | SaveBudget
-    | Publish
-    | SaveOf
+ToStorage = Admit | Record | RecordRefusal | CountRefusal | RecordCall | Publish | SaveOf
+ToLoop = (
+    TellCall
+    | Tell
+    | MeterAgent
+    | Arm
+    | Disarm
+    | Remind
+    | Rebound
+    | Retire
+    | AnswerRequest
+    | Shutdown
 )
-ToLoop = TellCall | MeterAgent | Arm | Disarm | Remind | Rebound | Retire | AnswerRequest | Shutdown
 
 Command = ToLauncher | ToFleet | ToStorage | ToLoop
 

@@ -11,6 +11,7 @@ from ..protocol.types import ErrorCode, Event, RunId, Severity
 from . import commands as c
 from .barring import Barrier
 from .events import OfPeer
+from .purses import Purses
 from .state.access import (
     FULL,
     Peer,
@@ -109,6 +110,8 @@ class Context:
         """Runs that have ended since the last `take_ended`."""
         self.barrier = Barrier()
         """What a feature holds calls and roots with."""
+        self.purses = Purses()
+        """What a feature has charged, and bounds calls and roots with."""
         self.released: list[Run] = []
         """Roots that it has let wait, and that may start now."""
         self.watched: dict[RunId, Run] = {}

@@ -6,13 +6,12 @@ publishes them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import ClassVar, Literal, NamedTuple
 
 from msgspec import Struct
 
-from ..protocol.requests.fleet import Allowance, AskAllowances
 from ..protocol.requests.gateway import AdmitCall, EndCall, SeeSubscription
 from ..protocol.types import (
     ApiTrouble,
@@ -27,7 +26,6 @@ from ..protocol.types import (
 )
 from .state.access import Peer
 from .state.account import NOTHING, OpenReservation, Silence, Use
-from .state.budgets import Budget
 from .state.policy import Learnt, Policy
 from .state.request import Asked
 from .state.run import Token
@@ -406,28 +404,12 @@ class LimitsLearnt(At, frozen=True):
     learnt: Learnt
 
 
-class BudgetsKnown(At, frozen=True):
-    """Money budgets of users and teams as they stand: at the start, after a change of the config,
-    and when one is renewed."""
+class Told(At, frozen=True):
+    """A feature's part tells its half in the core (`core.purses`) something. Only these two know
+    what that means. `token`: of the request that it is about."""
 
-    budgets: tuple[Budget, ...]
-
-
-class AllowancesAsked(At, frozen=True):
-    """A node of the fleet asks this one, the keeper, what it may spend of budgets."""
-
-    token: Token
-    asked: AskAllowances
-    here: str
-    """This node."""
-
-
-class AllowancesKnown(At, frozen=True):
-    """What this node may charge of budgets: the keeper's answer, or less, before that is told.
-    `waits`: why there is no answer."""
-
-    allowances: Sequence[Allowance]
-    waits: str | None = None
+    what: object
+    token: Token | None = None
 
 
 class Reminded(At, frozen=True):
@@ -573,9 +555,7 @@ OfDaemon = (
     Committed
     | CommitFailed
     | ClientGone
-    | BudgetsKnown
-    | AllowancesAsked
-    | AllowancesKnown
+    | Told
     | LimitsLearnt
     | Reminded
     | WindowsSeen

@@ -22,12 +22,12 @@ from .life.pausing import Pausing
 from .life.spending import Spending
 from .life.stopping import Stopping, StopRequests
 from .life.taking import Taking
-from .limits.budgets import BudgetEnforcement
 from .limits.calls import Calls
 from .limits.enforcement import LimitEnforcement, LimitHolds
 from .limits.limit_requests import LimitRequests
 from .limits.use_requests import UseRequests
 from .limits.violations import Bypasses, HandOffs, ToolRules, Unadmitted
+from .purses import Purses
 from .state.holds import Moment, holds_of
 from .state.policy import Policy
 from .state.run import Run
@@ -39,17 +39,20 @@ _FOLLOWED_UP = (e.Reconfigured, e.RunsAdopted, e.DrainRequested)
 
 
 class Components(NamedTuple):
-    """What a barrier may use of the core."""
+    """What a barrier, or purses, may use of the core."""
 
     context: Context
     lifecycle: Lifecycle
+    spending: Spending
+    stopping: Stopping
     pausing: Pausing
     limit_holds: LimitHolds
     limits: LimitEnforcement
 
 
 NewBarrier = Callable[[Components], Barrier | None]
-"""`None`: it cannot be made now, and is asked for again."""
+NewPurses = Callable[[Components], Purses | None]
+"""`None`: they cannot be made now, and are asked for again."""
 
 
 class Machine:
@@ -64,10 +67,11 @@ class Machine:
         may_start: Sequence[MayStart] = (),
         watchers: Mapping[str, NewWatcher] | None = None,
         barrier: NewBarrier | None = None,
+        purses: NewPurses | None = None,
     ) -> None:
         """`reservations`: so many may have been made before; their names are not used again.
         `may_start`: rules that features add to the guard's. `watchers`: what features watch, by
-        their names. `barrier`: what holds calls and roots for one."""
+        their names. `barrier`: what holds calls and roots for one. `purses`: what one charges."""
         self._ctx = context = Context(policy)
         self._spending = Spending(context, reservations)
         self.watching = Watching(context, watchers or {})
@@ -89,19 +93,19 @@ class Machine:
             self._attempts.retry_in_session,
         )
         self._bypasses = Bypasses(context, self._spending, self._limit_enforcement, self._stopping)
-        self._budget_enforcement = BudgetEnforcement(
-            context, self._spending, self._stopping, self._pausing, self._limit_enforcement
-        )
+        self._components = Components(
+            context, self._lifecycle, self._spending, self._stopping, self._pausing,
+            self._limit_holds, self._limit_enforcement,
+        )  # fmt: skip
         self._limit_requests = LimitRequests(
             context, self._lifecycle, self._pausing, self._limit_holds, self._limit_enforcement
         )
         self._use_requests = UseRequests(context, self._spending, self._limit_enforcement)
-        self._new_barrier = barrier
+        self._new_barrier, self._new_purses = barrier, purses
         self._calls = Calls(
             context,
             self._spending,
             self._limit_enforcement,
-            self._budget_enforcement,
             self._attempts,
         )
         self._widening = Widening(context, self._limit_enforcement)
@@ -129,13 +133,10 @@ class Machine:
         # what the shell reads and asks
         self.tree = context.tree
         self.slots = context.slots
-        self.budgets = self._spending.budgets
         self.why_refused = context.why_refused
         self.scope = context.scope
         self.why_sessions_refused = context.why_sessions_refused
         self.reservation = self._spending.reservation
-        self.used_up = self._spending.used_up
-        self.reserved_of = self._spending.reserved_of
         self.calls_of_users = self._spending.under_way
         self.waiting_calls = self._calls.waiting_of
         self.calls_under_way = self._calls.under_way_of
@@ -171,17 +172,21 @@ class Machine:
     def barrier(self) -> Barrier:
         """Return what a feature holds calls and roots with, and make it if there was no need of it
         so far."""
-        if self._new_barrier is not None:
-            components = Components(
-                self._ctx,
-                self._lifecycle,
-                self._pausing,
-                self._limit_holds,
-                self._limit_enforcement,
-            )
-            if (made := self._new_barrier(components)) is not None:
-                self._ctx.barrier, self._new_barrier = made, None
+        make = self._new_barrier
+        if make is not None and (made := make(self._components)) is not None:
+            self._ctx.barrier, self._new_barrier = made, None
         return self._ctx.barrier
+
+    def purses(self) -> Purses:
+        """Return what a feature charges, and make it if there was no need of it so far."""
+        make = self._new_purses
+        if make is not None and (made := make(self._components)) is not None:
+            self._ctx.purses, self._new_purses = made, None
+        return self._ctx.purses
+
+    def teams_of(self, user: str) -> Collection[str]:
+        """Return the teams that have a purse which a user spends."""
+        return self._ctx.purses.teams(user)
 
     def holds(self, run: Run, now: float, moment: Moment) -> tuple[Hold, ...]:
         """Return why a live run waits at `now`, or calls of it."""
@@ -198,7 +203,7 @@ class Machine:
         self._route(event)
         if (
             self._ctx.ended
-            or self._spending.budgets_changed
+            or self._ctx.purses.changed
             or self._admission.ready
             or self._ctx.released
             or isinstance(event, _FOLLOWED_UP)
@@ -206,7 +211,7 @@ class Machine:
             self._follow_up(event)
         if self._calls.waiting and not isinstance(event, e.CallAsked):
             self._calls.look(event.at)
-            if self._ctx.ended or self._spending.budgets_changed:
+            if self._ctx.ended or self._ctx.purses.changed:
                 self._follow_up(event)
         if (
             self._ctx.watched or outcome.used or self._ctx.measured or self.watching.watchers
@@ -217,8 +222,8 @@ class Machine:
     def _follow_up(self, event: e.Event) -> None:
         """Do what the end of a run, or money that was spent, calls for beyond that run."""
         ended = self._tell_ended(event.at)
-        if self._spending.budgets_changed or isinstance(event, e.Reconfigured):
-            self._budget_enforcement.enforce(event.at)
+        if self._ctx.purses.changed or isinstance(event, e.Reconfigured):
+            self._ctx.purses.look(event.at)
             self._tell_ended(event.at)
         self._admission.launch_waiting(event.at)
         if (
@@ -279,15 +284,10 @@ class Machine:
             case e.Reminded():
                 self._ctx.barrier.due(event)
             case e.ClientGone():
-                self._spending.forget_postponed(event.client)
+                self._ctx.purses.client_gone(event.client)
                 self._stop_requests.client_gone(event)
-            case e.BudgetsKnown():
-                self._budget_enforcement.budgets_known(event)
-            case e.AllowancesAsked():
-                self._budget_enforcement.allowances_asked(event)
-            case e.AllowancesKnown():
-                self._budget_enforcement.allowances_known(event)
-                for postponed in self._spending.take_postponed():
+            case e.Told():
+                for postponed in self.purses().told(event):
                     self._route(replace(postponed, at=event.at))
             case e.LimitsLearnt():
                 self._limits_learnt(event)
@@ -300,6 +300,8 @@ class Machine:
             case e.RunsAdopted():
                 if any(one.run.window_hold is not None for one in event.runs):
                     self.barrier()
+                if any(one.run.no_money is not None for one in event.runs):
+                    self.purses()
                 self._adopting.runs_adopted(event, self._route)
             case _:
                 assert_never(event)
@@ -308,7 +310,8 @@ class Machine:
         match event:
             case e.LaunchSucceeded():
                 self._attempts.launch_succeeded(run, event)
-                self._budget_enforcement.enforce_on(run, event.at)
+                if self._ctx.purses.known:
+                    self._ctx.purses.look_at(run, event.at)
             case e.MainExited():
                 self._attempts.main_exited(run, event)
             case e.TimerFired():
@@ -324,7 +327,7 @@ class Machine:
             case e.AgentSeen():
                 self._unadmitted.agent_seen(run, event)
                 self._widening.agent_started(run, event.process.program, event.at)
-                self._budget_enforcement.agent_seen(run, event.at)
+                self._agent_held(run, event.at)
             case e.ModelReached():
                 self._bypasses.model_reached(run, event)
             case e.HandedOff():
@@ -361,6 +364,14 @@ class Machine:
                 self._taking.tended(run, event)
             case _:
                 assert_never(event)
+
+    def _agent_held(self, run: Run, at: float) -> None:
+        """Note that a run holds an agent program, so that its tree can spend."""
+        if not run.holds_agent:
+            run.holds_agent = True
+            self._ctx.changed(run)
+            if self._ctx.purses.known:
+                self._ctx.purses.look_at(run, at)
 
     def _requested(self, run: Run, event: e.OfPeersOnRuns) -> None:
         match event:

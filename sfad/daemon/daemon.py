@@ -132,7 +132,6 @@ async def execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int
     await runtime.parts.rest()
     await runtime.commands.rest()
     server.rest(resting=True)
-    runtime.keeper.rest()
     try:
         await _threads_done(runtime.metering)
         with _signals_held_back():

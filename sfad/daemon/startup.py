@@ -14,10 +14,10 @@ import trio
 
 from .. import config as configuration
 from ..durable.adoption import Adoption, EarlierRuns, Rows
-from ..durable.budgets import rebuild
 from ..durable.handover import Handover
 from ..durable.saved import EarlierSpool
 from ..durable.spool import Spool
+from ..features.listed import FEATURES
 from ..host import systemd
 from ..host.clock import Timers
 from ..host.descriptors import keep_back
@@ -37,6 +37,7 @@ from ..storage.ledger import Ledger, LedgerError, OpenedLedger
 from ..storage.output.files import OutputFiles
 from ..storage.store import StoreError
 from .loop.resources import EarlyEvents, Resources
+from .loop.seam import corrected
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +153,7 @@ def open_state(
             raise PathError(f"the runs of an earlier daemon cannot be adopted: {error}") from error
         for note in adoption.notes:
             damages(note)
-        unwritten = _correct_ledger(opened, adoption, loaded.config.budgets, spool, log)
+        unwritten = _correct_ledger(opened, adoption, loaded.config, spool, log)
         opening.pop_all()
     ledger = Ledger(opened, rounds, lock.lost)
     stack.callback(lambda: _tell_unwritten(ledger.close(), log))
@@ -205,7 +206,7 @@ def _tell_unwritten(count: int, log: Log) -> None:
 def _correct_ledger(
     ledger: OpenedLedger,
     adoption: Adoption,
-    budgets: configuration.BudgetsConfig,
+    config: configuration.Configuration,
     spool: Spool,
     log: Log,
 ) -> Rows:
@@ -221,13 +222,8 @@ def _correct_ledger(
             "it will be when it can be written"
         )
         unwritten = adoption.rows
-    try:
-        for note in rebuild(budgets, ledger, spool.charges, sound=spool.earlier.sound):
-            log.error(note)
-    except sqlite3.Error as error:
-        log.error(
-            f"the ledger was not told what budgets were charged: {error}; the spool's figures count"
-        )
+    for note in corrected(FEATURES, config, ledger, spool):
+        log.error(note)
     return unwritten
 
 

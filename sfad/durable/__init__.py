@@ -7,7 +7,6 @@
 `saved`         what else is saved: requests that may start again, ended runs, numbers
 `adoption`      what an earlier daemon left, and what of it is alive
 `handover`      what a daemon hands to the program that it becomes on re-execution
-`budgets`       money budgets between config, ledger, spool and core
 `maintenance`   the jobs that keep the state directory within bounds: old output and rows, pages
                 given back, backups
 """

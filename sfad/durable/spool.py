@@ -8,7 +8,6 @@ from ..host.tasks import LoopRounds
 from ..protocol.types import RunId
 from ..runs.live import Live
 from ..storage.store import Store
-from .budgets import SavedCharges
 from .saved import (
     BOOT,
     PLACE,
@@ -129,7 +128,6 @@ class Spool:
         self.journal = RunJournal(self.values, self.spawns, self.continued_with)
         self.ended = EndedRuns(self.values, self.spawns)
         self.numbers = ReservedNumbers(self.values)
-        self.charges = SavedCharges(self.values)
 
     def begin(self, place: str) -> None:
         """From now on it is written for this boot, and for the state directory `place`."""

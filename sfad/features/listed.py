@@ -8,6 +8,7 @@ from ..feature import Feature
 NAMES = (
     "advice",  # limits suggested from past runs
     "alerts",  # what an operator is told without asking
+    "budgets",  # money of users and teams, over days
     "plans",  # what agents leave of a subscription's windows
     "hooks",  # commands that are started at events and at the ends of runs
     "metrics",  # figures of the daemon for Prometheus

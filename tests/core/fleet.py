@@ -16,7 +16,7 @@ import msgspec
 from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.life.giving import grant_of, limits_to_send, wanted_of
-from sfad.core.machine import Machine
+from sfad.core.machine import Machine, NewPurses
 from sfad.core.state.access import Peer
 from sfad.core.state.account import OpenReservation, Use
 from sfad.core.state.policy import Policy
@@ -65,6 +65,7 @@ class Net:
     names: list[str]
     random: Random = field(default_factory=lambda: Random(0))
     at: float = 0.0
+    purses: NewPurses | None = None
     flying: list[tuple[str, Message]] = field(default_factory=list)
     cut: set[str] = field(default_factory=set)
     """Nodes that nothing is sent to, nor by."""
@@ -138,7 +139,7 @@ class Node:
     """Where its next runs are placed."""
 
     def __post_init__(self) -> None:
-        self.machine = Machine(self.net.policy)
+        self.machine = Machine(self.net.policy, purses=self.net.purses)
 
     @property
     def now(self) -> float:
@@ -201,7 +202,7 @@ class Node:
         self.timers.clear()
         self.stamps.clear()
         self.unsent.clear()
-        self.machine = Machine(self.net.policy, next_number=number)
+        self.machine = Machine(self.net.policy, next_number=number, purses=self.net.purses)
         inhabited = {above.id for run in self.alive if run in found for above in found[run].lineage}
         self.feed(
             e.RunsAdopted(

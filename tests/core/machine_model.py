@@ -25,9 +25,9 @@ from msgspec.structs import replace
 from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.machine import Machine
+from sfad.core.purses import Purses
 from sfad.core.state.access import Peer
 from sfad.core.state.account import Account, OpenReservation, Use
-from sfad.core.state.budgets import Budget
 from sfad.core.state.policy import Policy
 from sfad.core.state.request import Asked
 from sfad.core.state.run import TRANSITIONS, Birth, Run, State
@@ -152,7 +152,7 @@ def added(one: Amounts, other: Amounts) -> Amounts:
 
 @dataclass(eq=False)
 class Purse:
-    """A budget as it was announced, and what charge commands have added."""
+    """A purse of a feature as it was announced, and what was charged to it since."""
 
     members: frozenset[str]
     allowed: int
@@ -256,10 +256,11 @@ class World:
 
     WATCHERS: ClassVar[Mapping[str, NewWatcher]] = {}
     """The halves of features in the core."""
+    PURSES: ClassVar[type[Purses] | None] = None
 
     def __init__(self, policy: Policy | None = None) -> None:
         self.policy = policy or Policy()
-        self.machine = with_fair_turns(Machine(self.policy, watchers=self.WATCHERS))
+        self.machine = with_fair_turns(self.new_machine())
         self.now = 0.0
         self.boxes: dict[RunId, Box] = {}
         self.books: dict[RunId, Book] = {}
@@ -275,7 +276,7 @@ class World:
         self.purses: dict[tuple[str, str], Purse] = {}
         self.reservations: dict[str, Book] = {}
         self.reserved_in: dict[str, set[tuple[str, str]]] = {}
-        """The budgets that there were, by reservation."""
+        """The purses that there were, by reservation."""
         self.charging = False
         self.batch: list[c.Command] = []
         self.copies: dict[RunId, tuple[bytes, bytes]] = {}
@@ -297,7 +298,7 @@ class World:
             c.CountRefusal: lambda x: self._has_row(x.run),
             c.Rebound: lambda x: self._alive(x.run.id),
             c.MeterAgent: lambda x: self._alive(x.run),
-            c.Charge: self._charge,
+            c.Tell: lambda x: self.told(x.what),
             c.Launch: self._launch,
             c.Terminate: self._empty_it,
             c.Interrupt: self._interrupt,
@@ -318,6 +319,12 @@ class World:
         }
 
     # ---- driving
+
+    def new_machine(self, **numbers: Any) -> Machine:
+        """Return the machine of a daemon that begins."""
+        machine = Machine(self.policy, watchers=self.WATCHERS, purses=type(self).PURSES, **numbers)
+        machine.purses()
+        return machine
 
     def token(self) -> int:
         """Return a new token, which waits for its reply."""
@@ -591,22 +598,14 @@ class World:
         ]
         reserved = max((int(name.rpartition("-")[2]) for name in settled), default=0)
         self.machine = with_fair_turns(
-            Machine(
-                self.policy,
-                next_number=max(numbers, default=0) + 1,
-                reservations=reserved,
-                watchers=self.WATCHERS,
-            )
+            self.new_machine(next_number=max(numbers, default=0) + 1, reservations=reserved)
         )
         self.reminders.clear()
         self.restored()
 
     def _know_again(self) -> None:
         if self.purses:
-            self.feed(e.BudgetsKnown(self.now, tuple(
-                Budget(scope, name, purse.allowed, purse.members, charged=purse.charged)  # type: ignore[arg-type]
-                for (scope, name), purse in self.purses.items()
-            )))  # fmt: skip
+            self.know_again()
             for purse in self.purses.values():
                 purse.told.clear()
 
@@ -712,16 +711,11 @@ class World:
         for key in [key for key in book.told if key[0] == limit.kind]:
             del book.told[key]
 
-    def know(self, budgets: tuple[Budget, ...]) -> None:
-        """Announce the budgets as they are."""
-        self.purses = {(b.scope, b.name): Purse(b.members, b.allowed, b.charged) for b in budgets}
-        self.feed(e.BudgetsKnown(self.now, budgets))
-
     @contextmanager
     def _charging(
         self, book: Book, reserved_in: set[tuple[str, str]] | None = None
     ) -> Iterator[None]:
-        """Check that exactly what the run has used meanwhile was charged to its user's budgets.
+        """Check that exactly what the run has used meanwhile was charged to its user's purses.
         `reserved_in`: those that what is given back was charged to; it is not given to others."""
         before = self._cost(book)
         mine = {key: purse for key, purse in self.purses.items() if book.run.user in purse.members}
@@ -735,7 +729,7 @@ class World:
         yield
         self.charging = False
         change = self._cost(book) - before
-        # never below 0: what was reserved before a budget was renewed is not given back to it
+        # never below 0: what was reserved before a purse was renewed is not given back to it
         assert [purse.charged for purse in purses] == [
             max(0, charged + change) if change > 0 or gets_back else charged
             for charged, gets_back in wanted
@@ -881,6 +875,12 @@ class World:
 
     def published(self, event: types.Event) -> None:
         """Check what they tell."""
+
+    def told(self, what: object) -> None:
+        """Do what a half tells its part."""
+
+    def know_again(self) -> None:
+        """Tell the next daemon of the purses."""
 
     # ---- what may happen next
 
@@ -1120,14 +1120,13 @@ class World:
         assert over or "over" not in told, "near after over"
         told.append(word)
 
-    def _charge(self, command: c.Charge) -> None:
+    def charged(self, key: tuple[str, str], nanos: int) -> None:
+        """Charge a purse."""
         # a run that ends has used what it had reserved, and so has printed it
         printed = any(each.reservations for book in self.books.values() for each in book.printed)
-        assert self.charging or not command.nanos or (printed and command.nanos < 0), (
-            "charged without a use"
-        )
-        purse = self.purses[command.scope, command.name]
-        purse.charged += command.nanos
+        assert self.charging or not nanos or (printed and nanos < 0), "charged without a use"
+        purse = self.purses[key]
+        purse.charged += nanos
         assert purse.charged >= 0
 
     def _ended(self, command: c.Retire) -> None:
@@ -1231,7 +1230,10 @@ def snapshot(machine: Machine, at: float, users: Iterable[str]) -> dict[str, Any
         },
         "quotas": {user: machine.quotas(user, at) for user in users},
         "tickets": {ticket.token: set(ticket.pending) for ticket in machine.tickets()},
-        "budgets": {(b.scope, b.name): (b.charged, b.near, b.over) for b in machine.budgets},
+        "purses": [
+            [getattr(each, name, None) for name in ("charged", "near", "over")]
+            for each in machine.purses().known
+        ],
         "draining": machine.draining,
         "admitted": machine.admitted,
     }

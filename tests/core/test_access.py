@@ -55,7 +55,6 @@ OF_GATEWAY = {
     "withdraw_call",
 }
 OF_FLEET = {
-    "ask_allowances",
     "drain_node",
     "fleet_status",
     "fleet_told",

@@ -16,7 +16,7 @@ from sfad.core.state.tree import Remembered, rebased
 from sfad.durable.snapshots import from_saved, to_saved
 from sfad.protocol.types import Action, ApiTrouble, ErrorCode, LimitKind, RunId, Status
 
-from .transcript import ANN, BOB, Transcript, inside, purse, seconds
+from .transcript import ANN, BOB, Sums, Transcript, inside, seconds
 
 T = TypeVar("T")
 
@@ -24,8 +24,8 @@ T = TypeVar("T")
 class Life(Transcript):
     """A transcript with several daemons, one after the other."""
 
-    def __init__(self, *, hear: frozenset[str] = frozenset(), **numbers: Any) -> None:
-        super().__init__(hear=hear, **numbers)
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
         self.numbers: dict[str, Any] = {}
 
     def copies(self) -> list[tuple[Birth, State]]:
@@ -66,7 +66,8 @@ class Life(Transcript):
                 )
             )
         tickets = self.machine.tickets() if continued else ()
-        self.machine = Machine(self.machine.policy, **self.numbers)
+        self.machine = Machine(self.machine.policy, **self.halves, **self.numbers)
+        self.machine.purses()
         return e.RunsAdopted(
             self.at, tuple(runs), "the daemon died", continued, tickets, tuple(learnt)
         )
@@ -98,7 +99,6 @@ def _again(thing: T, kind: type[T]) -> T:
 
 def test_birth_and_state_are_loaded_as_they_were_saved() -> None:
     t = Life()
-    (t >> t.budgets(purse(5, "ann"))).skip()
     asked: dict[str, Any] = {
         "labels": {"x": "y"},
         "blocked_tools": ("Bash",),
@@ -201,7 +201,7 @@ def test_a_run_without_processes_is_lost() -> None:
 
 
 def test_a_run_without_processes_ended_as_its_agent_said() -> None:
-    t = Life()
+    t = Life(purses=Sums)
     a, b, d = t.start("a"), t.start("b", attempts=3), t.start("d")
     learnt: list[e.Event] = [
         t.used(a, turns=7, cost=0.5, partial=False),
@@ -210,7 +210,6 @@ def test_a_run_without_processes_ended_as_its_agent_said() -> None:
         t.used(d, cost=0.25),
     ]
     recovered = t.next_daemon(learnt=learnt, startable=[b])
-    t >> t.budgets(purse(9, "ann"))
     (t >> recovered).skip()
     died = "the daemon died while it ran; how it ended cannot be known"
     assert t.ended(a, Status.COMPLETED) == f"{died}; before, the agent had printed its final result"
@@ -223,7 +222,7 @@ def test_a_run_without_processes_ended_as_its_agent_said() -> None:
         one.run.id: one.run.account.sources["stream"] for one in recovered.runs if one.run.id != b
     }
     assert (uses[a].turns, uses[a].partial, uses[d].partial) == (7, False, True)
-    assert t.charged == {"user ann": 0.75}
+    assert t.charged == {"ann": 0.75}
 
 
 def test_an_unknown_exit_is_what_the_agent_said() -> None:
@@ -839,26 +838,6 @@ def test_the_next_attempt_waits_for_a_paused_ancestor() -> None:
 
 
 # ---- sums
-
-
-def test_reservations_can_be_settled_with_the_next_daemon() -> None:
-    t = Life()
-    (t >> t.budgets(purse(5, "ann"))).skip()
-    a, b = t.chain("a", "b")
-    name = t.reserved(t.reserve(b, 1.0))
-    assert name == "a2-1"
-    (t >> t.next_daemon(a, b)).skip()
-    (t >> t.budgets(purse(5, "ann", charged=1.0))).skip()
-    assert t.run(a).account.below == {"cost": 1_000_000_000}
-    (t >> t.settle(name, cost=0.25)).skip()
-    assert t.run(a).account.below == {"cost": 250_000_000}
-    assert t.charged["user ann"] == 0.25
-    assert t.reserved(t.reserve(b, 0.5)) == "a2-2", "the name of another's reservation"
-    # a charge of an earlier period is not given back
-    (t >> t.next_daemon(a, b)).skip()
-    (t >> t.budgets(purse(5, "ann", begins="tomorrow", charged=2.0))).skip()
-    (t >> t.settle("a2-2", cost=0.25)).skip()
-    assert t.charged["user ann"] == 0.25 + 0.5
 
 
 def test_an_open_reservation_still_counts_against_each_limit() -> None:

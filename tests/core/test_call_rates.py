@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,8 +11,7 @@ from sfad.core.state.policy import CallBounds, Policy
 from sfad.core.state.quotas import SlidingRate
 from sfad.core.state.vocabulary import Timer
 from sfad.protocol.types import Status
-from tests.core.load import calls_of
-from tests.core.transcript import BOB, Transcript, purse
+from tests.core.transcript import BOB, Transcript
 
 AMPLE = "cost=50 turns=100"
 
@@ -113,19 +110,6 @@ def test_bounds_of_a_user_are_shared_by_all_its_runs() -> None:
     assert "user ann has made 3 model calls" in str(
         t.postponed(t.call(t.start("f", limits=AMPLE), 10)).refused
     )
-
-
-def test_a_call_costs_the_same_beside_many_runs() -> None:
-    """In calls of functions, with a bound and a budget that all runs of a user share."""
-    costs = set()
-    for runs in (10, 40):
-        t = bounded(user=CallBounds(concurrent_calls=100))
-        t >> t.budgets(purse(1000, "ann"))
-        for number in range(runs):
-            t.admitted(t.call(t.start(f"n{number}", limits=AMPLE), 10, more=5))
-        call = t.call(t.start("last", limits=AMPLE), 10, more=5)
-        costs.add(calls_of(partial(t.machine.handle, call)))
-    assert len(costs) == 1, costs
 
 
 def test_a_call_that_waits_for_its_runs_rate_takes_no_place_of_its_user() -> None:

@@ -19,8 +19,8 @@ from sfad.core.state.money import to_nanos, to_usd
 from sfad.core.state.vocabulary import Timer
 from sfad.durable.snapshots import from_saved, to_saved
 from sfad.protocol.requests.gateway import CallDecision
-from sfad.protocol.types import Action, LimitKind, Source, Status, Tokens
-from tests.core.transcript import ANN, Transcript, inside, limits, purse, use
+from sfad.protocol.types import LimitKind, Source, Status, Tokens
+from tests.core.transcript import ANN, Sums, Transcript, inside, limits, use
 from tests.tiers import examples
 
 WHOLE = 0.303
@@ -403,44 +403,6 @@ def test_a_warning_bounds_nothing() -> None:
     assert t.admitted(t.call(a))[1] is None
 
 
-@pytest.mark.parametrize("action", [Action.PAUSE, Action.TERMINATE, Action.WARN])
-def test_a_budget_bounds_calls(action: Action) -> None:
-    t = Transcript(budget_action=action)
-    a = t.start("a")
-    (t >> t.budgets(purse(0.32, ANN.user))).skip()
-    name, _ = t.admitted(t.call(a))
-    (t >> t.called(name, cost=0.3)).skip()
-    call = t.call(a)
-    (t >> call).skip()
-    if action is Action.WARN:
-        assert t.admission(call)
-    elif action is Action.TERMINATE:
-        assert isinstance(t.answers[call.token], c.ErrorAnswer | CallDecision)
-        assert t.run(a).status is Status.STOPPING
-    else:
-        assert t.run(a).status is Status.PAUSED
-        (t >> t.budgets(purse(5, ANN.user, charged=0.3))).skip()
-        assert t.admission(call)[1] is None
-
-
-def test_a_reply_that_a_budget_cuts_is_told_of() -> None:
-    t = Transcript(budget_action=Action.PAUSE)
-    a = t.start("a")
-    (t >> t.budgets(purse(0.2, ANN.user))).skip()
-    name, output = t.admitted(t.call(a))
-    assert output == 13_133
-    (t >> t.called(name, cost=0.1999, cut=True)).skip()
-    told = [event for event in t.published if event.type == "limit_exceeded"][-1]
-    words = "its last reply was cut at 13 133 tokens; user ann has used 0.1999 of 0.20 USD"
-    assert told.message.startswith(words)
-    assert told.message.endswith("; the next call pauses the run")
-    assert (told.scope, told.limit_kind, t.run(a).after_cut) == (
-        "user",
-        "cost",
-        "the next call pauses the run",
-    )
-
-
 def test_what_a_run_that_ends_had_under_way_is_charged_in_full() -> None:
     t = Transcript()
     a = t.start("a", limits="cost=0.5")
@@ -718,24 +680,6 @@ def test_what_a_child_that_has_ended_may_not_have_used_ends_no_run_above_it() ->
     saved = msgspec.msgpack.encode(t.run(a).account, enc_hook=to_saved)
     again = from_saved(Account, msgspec.msgpack.decode(saved))
     assert again.ended_unsure == t.run(a).account.ended_unsure
-
-
-def test_a_budget_is_charged_at_most_what_may_not_have_been_used() -> None:
-    t = Transcript()
-    budget = purse(1, "ann")
-    t >> t.budgets(budget)
-    a = t.start("a")
-    known, _ = t.admitted(t.call(a))
-    (t >> t.called(known, cost=0.1)).skip()
-
-    def said() -> str:
-        return budget.sentence(t.machine.reserved_of(budget))
-
-    assert "has used 0.10 of 1.00 USD a day; it renews" in said()
-    t.admitted(t.call(a))
-    assert "has used 0.10 of 1.00 USD a day (0.303 more reserved); it" in said()
-    (t >> t.exited(a)).skip()
-    assert "has used at most 0.403 of 1.00 USD a day; it renews" in said()
 
 
 def test_what_is_charged_as_reserved_is_recorded_with_the_cause() -> None:
@@ -1032,8 +976,7 @@ def test_a_connection_tells_nothing_of_a_run_whose_calls_need_not_come_through_t
 
 
 def test_what_went_around_the_gateway_adds_to_what_came_through_it() -> None:
-    t = Transcript()
-    t >> t.budgets(purse(9, "ann"))
+    t = Transcript(purses=Sums)
     a = t.start("a", limits="cost=5:warn", gated=True)
     b = t.start("b", inside(a), gated=True)
 
@@ -1041,7 +984,7 @@ def test_what_went_around_the_gateway_adds_to_what_came_through_it() -> None:
         best = t.run(b).account.best
         assert best is not None
         assert t.run(a).account.used(LimitKind.COST) == best[1].cost
-        assert t.charged == {"user ann": to_usd(best[1].cost)}
+        assert t.charged == {"ann": to_usd(best[1].cost)}
         return best[0], to_usd(best[1].cost), best[1].tokens, best[1].partial
 
     (t >> t.called(t.admitted(t.call(b))[0], input_tokens=900, cost=0.25)).skip()

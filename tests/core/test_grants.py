@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from sfad.core import commands as c
 from sfad.core import events as e
+from sfad.core.machine import NewPurses
 from sfad.core.state.money import to_nanos
 from sfad.core.state.policy import Policy
 from sfad.core.state.run import Run
@@ -20,14 +21,14 @@ from tests.bench.fleet import simulate
 from tests.tiers import examples
 
 from .fleet import Net, Node
-from .transcript import ANN, bound, limits, purse
+from .transcript import ANN, bound, limits
 
 LEASE = 60.0
 ELSEWHERE = Placing()
 
 
-def fleet(*names: str, **numbers: Any) -> Net:
-    return Net(Policy(lease=LEASE, max_time=1e6, **numbers), list(names))
+def fleet(*names: str, purses: NewPurses | None = None, **numbers: Any) -> Net:
+    return Net(Policy(lease=LEASE, max_time=1e6, **numbers), list(names), purses=purses)
 
 
 def root(node: Node, **asked: Any) -> RunId:
@@ -257,22 +258,6 @@ def test_a_lost_run_starts_elsewhere_only_after_its_lease() -> None:
     net.cut.clear()
     net.settle()
     assert one.admitted[0].status is Status.RUNNING
-
-
-def test_a_budget_is_charged_where_the_run_was_asked_for_and_only_there() -> None:
-    net = fleet("n1", "n2")
-    one, two = net.nodes["n1"], net.nodes["n2"]
-    for node in net.nodes.values():
-        node.feed(e.BudgetsKnown(node.now, (purse(0.5, "ann"),)))
-    one.spawn("job", placing=Placing(node="n2"), limits=limits("time=3600"))
-    (budget,) = one.machine.budgets.of("ann")
-    assert budget.charged == to_nanos(0.5)  # its limit of 1 USD was lowered to what was left
-    net.settle()
-    assert two.spend("a1", to_nanos(0.2))
-    two.exit("a1")
-    net.settle()
-    assert budget.charged == to_nanos(0.2)
-    assert two.machine.budgets.of("ann")[0].charged == 0
 
 
 def test_only_the_fleet_may_bring_a_grant() -> None:

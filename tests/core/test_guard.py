@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from sfad.core.state.access import FULL, AccessRules, Peer
 from sfad.core.state.run import run_id
 from sfad.protocol.types import Claim, Refusal, Rule, Status
 
-from .transcript import BOB, Transcript, bound, inside, purse
+from .transcript import BOB, Transcript, bound, inside
 from .transcript import seconds as limit
 
 
@@ -80,15 +79,6 @@ def test_a_person_is_told_the_way_out_and_a_model_to_finish(
     assert "Do not try again" not in told
     assert t.refused("a", claim=Claim(depth=1), **asked).message.endswith(
         "finish your task with what you already have."
-    )
-
-
-def test_a_budget_without_money_names_its_key() -> None:
-    t = Transcript()
-    t.machine.handle(e.BudgetsKnown(0.0, (purse(1.0, "ann", charged=1.0),)))
-    assert t.refused("a").message.endswith(
-        "it renews at midnight. Start it again then, "
-        "or raise budgets.users.ann.daily_usd in the config, then run: sfactl reload"
     )
 
 
@@ -436,9 +426,6 @@ def test_quotas_tell_key_value_limit_and_when() -> None:
     t.start("a")
     t.later(600)
     assert quota_of(t.refused("b")) == (Rule.RATE, "quotas.spawns_per_hour", 1, 1, 3000)
-    t = Transcript()
-    (t >> t.budgets(replace(purse(2, "ann", charged=2.5), renews_at=500.0))).skip()
-    assert quota_of(t.refused("a")) == (Rule.BUDGET, "budgets.users.ann.daily_usd", 2.5, 2, 500)
 
 
 def test_children_need_no_slot() -> None:

@@ -15,7 +15,7 @@ from sfad.protocol.holds import HOLDS
 from sfad.protocol.types import After, Hold, LimitKind, Placing, RunId, Status
 from tests.core.holding import moment
 from tests.core.test_grants import fleet, root
-from tests.core.transcript import Transcript, inside, purse
+from tests.core.transcript import Transcript, inside
 
 
 def holds(t: Transcript, run: RunId) -> tuple[Hold, ...]:
@@ -138,19 +138,6 @@ def test_a_person_a_client_and_a_run_above() -> None:
     d = t.start("d")
     (t >> t.pause(d, suspended=True)).skip()
     assert kinds(t, d) == [("suspended", "processes")]
-
-
-def test_several_reasons_are_told_each() -> None:
-    t = Transcript()
-    t >> t.budgets(purse(1, "ann"))
-    a = t.start("a", limits="cost=9 turns=3:pause")
-    (t >> t.used(a, cost=1.0, turns=1)).skip()
-    (budget,) = holds(t, a)
-    assert (budget.kind, budget.command, budget.since) == ("budget", "sfactl reload", moment(0))
-    (t >> t.pause(a)).skip()
-    assert kinds(t, a) == [("budget", "processes"), ("person", "processes")]
-    (t >> t.used(a, cost=1.0, turns=4)).skip()
-    assert [kind for kind, _ in kinds(t, a)][:2] == ["limit", "budget"]
 
 
 def test_a_call_that_waits_for_its_turn_holds_no_run() -> None:

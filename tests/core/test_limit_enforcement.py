@@ -14,7 +14,7 @@ from sfad.core.limits.violations import MAX_TOOLS_SAID
 from sfad.core.state.access import OUTSIDE, VERBS, Peer
 from sfad.protocol.types import Action, ErrorCode, LimitKind, Reason, Status
 
-from .transcript import ANN, BOB, Transcript, inside, purse, seconds
+from .transcript import ANN, BOB, Transcript, inside, seconds
 
 DAY = 86400
 
@@ -1063,7 +1063,6 @@ def test_events_about_ended_runs_call_for_nothing() -> None:
 def test_unknown_stays_unknown() -> None:
     t = Transcript()
     a = t.start("a", limits="tokens=10 cost=1 turns=1")
-    t >> t.budgets(purse(5, "ann"))
     t >> t.used(a)
     t >> t.report(a)
     t.skip()

@@ -17,7 +17,6 @@ from sfad.core import events as e
 from sfad.core.life.stopping import GONE
 from sfad.core.state.access import Peer
 from sfad.core.state.account import OpenReservation, Use
-from sfad.core.state.budgets import Budget
 from sfad.core.state.money import NANOS
 from sfad.core.state.policy import Policy
 from sfad.core.state.request import Asked
@@ -135,7 +134,6 @@ POLICIES = st.builds(
     max_time=st.just(MAX_TIME),
     pause_max=st.sampled_from([5.0, 86400.0]),
     approval_timeout=st.just(8.0),
-    budget_action=st.sampled_from([Action.PAUSE, Action.PAUSE, Action.TERMINATE, Action.WARN]),
     result_wait=st.just(3.0),
     grace=st.sampled_from([0.0, 3.0]),
     polite=st.sampled_from([0.0, 1.0]),
@@ -202,7 +200,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
     @initialize(
         policy=POLICIES,
         tree=st.lists(st.tuples(ASKED, SWIFT), min_size=1, max_size=3),
-        budgets=st.booleans(),
+        funded=st.booleans(),
         waits=st.lists(st.tuples(PLAIN, st.booleans()), max_size=2),
         data=st.data(),
     )
@@ -210,14 +208,14 @@ class MachineAgainstShell(RuleBasedStateMachine):
         self,
         policy: Policy,
         tree: list[tuple[Asked, bool]],
-        budgets: bool,
+        funded: bool,
         waits: list[tuple[Asked, bool]],
         data: st.DataObject,
     ) -> None:
         """Choose the policy, and start a chain: otherwise most steps would concern no run."""
-        self.world = self.WORLD(policy)
-        if budgets:
-            self.learn(4 * NANOS, team=True, renewed=False)
+        self.world = self.WORLD(self.with_features(policy, data))
+        if funded:
+            self.fund()
         for asked, swift in tree:
             populated = self.world.populated
             self.ask(
@@ -232,6 +230,13 @@ class MachineAgainstShell(RuleBasedStateMachine):
                 self.world.populated[0] if within and self.world.populated else None,
                 None,
             )
+
+    def with_features(self, policy: Policy, data: st.DataObject) -> Policy:  # noqa: ARG002 - for machines with features
+        """Choose what features are configured with."""
+        return policy
+
+    def fund(self) -> None:
+        """Tell of purses, if there are any."""
 
     # ---- requests
 
@@ -630,31 +635,6 @@ class MachineAgainstShell(RuleBasedStateMachine):
             and book.run.asked.terms.on_limit is not Action.WARN
         ):
             assert book.run.status is Status.STOPPING
-
-    @precondition(lambda self: self.world.live)
-    @rule(
-        allowed=st.sampled_from([500_000_000, 4 * NANOS, 64 * NANOS]),
-        team=st.booleans(),
-        renewed=st.booleans(),
-        really=SELDOM,
-    )
-    def budgets_known(self, allowed: int, team: bool, renewed: bool, really: bool) -> None:
-        """Budgets become known, or are renewed."""
-        if really or not self.world.purses:
-            self.learn(allowed, team=team, renewed=renewed)
-
-    def learn(self, allowed: int, *, team: bool, renewed: bool) -> None:
-        world = self.world
-        wanted = [("user", "ann", frozenset({"ann"}))] + (
-            [("team", "crew", frozenset(USERS))] if team else []
-        )
-        kept = {key: 0 if renewed else purse.charged for key, purse in world.purses.items()}
-        world.know(
-            tuple(
-                Budget(scope, name, allowed, who, charged=kept.get((scope, name), 0))  # type: ignore[arg-type]
-                for scope, name, who in wanted
-            )
-        )
 
     @precondition(lambda self: self.tied())
     @rule(client=st.sampled_from([1, 2]))
@@ -1104,19 +1084,6 @@ class MachineAgainstShell(RuleBasedStateMachine):
                 assert run.ladder.polite_ends_at <= run.ladder.grace_ends_at
 
     @invariant()
-    def no_tree_goes_on_without_money(self) -> None:
-        """Where budgets pause, a tree that can spend is paused for a budget exactly while one has
-        run out."""
-        empty = self.world.machine.used_up(self.world.machine.budgets)
-        budgets = self.world.machine.budgets
-        pauses = self.world.machine.policy.budget_action is Action.PAUSE
-        for root in self.world.machine.tree.roots():
-            spent = any((budget.scope, budget.name) in empty for budget in budgets.of(root.user))
-            if root.status in {Status.RUNNING, Status.PAUSED}:
-                assert (root.no_money is not None) == (spent and pauses and root.tree_can_spend)
-            assert root.no_money is None or root.paused
-
-    @invariant()
     def pauses_are_pending(self) -> None:
         """A pause request waits only while its freeze is under way, or its run is ending."""
         for run in self.world.machine.tree:
@@ -1140,8 +1107,6 @@ class MachineAgainstShell(RuleBasedStateMachine):
             assert set(book.run.account.reservations) == set(book.reservations)
         open_ = {name for book in self.world.live.values() for name in book.reservations}
         assert all(self.world.machine.reservation(name) is not None for name in open_)
-        for budget in self.world.machine.budgets:
-            assert budget.charged == self.world.purses[budget.scope, budget.name].charged
 
     def add_up(self, books: list[Book]) -> None:
         """Check that for these runs."""

@@ -13,10 +13,10 @@ from sfad.core.life.pausing import REPLY_OUTLIVES
 from sfad.core.limits import use_requests
 from sfad.core.state.account import Account, OpenReservation, Use
 from sfad.core.state.money import to_nanos, to_usd
-from sfad.protocol.types import ErrorCode, LimitKind, LimitRefusal, Rule, Source, Status
+from sfad.protocol.types import ErrorCode, LimitKind, LimitRefusal, Source, Status
 
 from .test_adopting import Life
-from .transcript import ANN, BOB, Transcript, inside, purse, use
+from .transcript import Sums, Transcript, inside, use
 
 COST, TOKENS = LimitKind.COST, LimitKind.TOKENS
 
@@ -30,11 +30,6 @@ def usd(t: Transcript, run: str, kind: LimitKind = COST) -> float | None:
     """Return the USD that a run has used, of one kind of cost."""
     found = t.run(run).account.used(kind)
     return None if found is None else to_usd(int(found))
-
-
-def charged(t: Transcript) -> dict[str, float]:
-    """Return the USD that each budget was charged."""
-    return {budget.name: to_usd(budget.charged) for budget in t.machine.budgets}
 
 
 # ---- sources
@@ -53,8 +48,7 @@ def test_sources_are_never_added(order: tuple[Source, ...]) -> None:
         "stream": 0.125,
         "session": 0.375,
     }
-    t = Transcript()
-    t >> t.budgets(purse(9, "ann"))
+    t = Transcript(purses=Sums)
     a = t.start("a")
     b = t.start("b", inside(a))
     heard: list[Source] = []
@@ -66,7 +60,7 @@ def test_sources_are_never_added(order: tuple[Source, ...]) -> None:
         assert best is not None
         assert best[0] == max(heard, key=figures.__getitem__)
         assert to_usd(best[1].cost) == figures[best[0]]
-    assert t.charged == {"user ann": 0.5}
+    assert t.charged == {"ann": 0.5}
 
 
 def test_the_largest_figure_is_found_for_each_kind_by_itself() -> None:
@@ -133,18 +127,13 @@ def test_roles_have_costs_of_their_own() -> None:
 
 
 def test_reserve_and_settle() -> None:
-    t = Transcript()
-    t >> t.budgets(purse(9, "ann"))
+    t = Transcript(purses=Sums)
     a, b = t.chain("a", "b")
-    t >> t.reserve(b, 0.5, 100) << "charge user ann 0.5" << "reply 3 Reserved a2-1"
+    t >> t.reserve(b, 0.5, 100) << "reply 3 Reserved a2-1"
     assert t.noted == {"a2"}
     assert cost(t, a, b) == [0.5, 0.5]
     assert t.run(b).account.used(TOKENS) == 100
-    (
-        t
-        >> t.settle("a2-1", cost=0.125, input_tokens=10, output_tokens=7, turns=1)
-        << "charge user ann -0.375"
-    )
+    (t >> t.settle("a2-1", cost=0.125, input_tokens=10, output_tokens=7, turns=1))
     assert t.noted == {"a2"}
     t << "reply 4 Changed a2 running"
     assert cost(t, a, b) == [0.125, 0.125]
@@ -153,7 +142,7 @@ def test_reserve_and_settle() -> None:
         "no reservation 'a2-1' is open: "
         "it was settled, or its run has ended and it was charged in full"
     )
-    assert t.charged == {"user ann": 0.125}
+    assert t.charged == {"ann": 0.125}
     # a settlement that says nothing gives back what was held
     name = t.reserved(t.reserve(b, 0.25))
     (t >> t.settle(name)).skip()
@@ -161,8 +150,7 @@ def test_reserve_and_settle() -> None:
 
 
 def test_a_reservation_that_is_not_settled_is_charged_in_full() -> None:
-    t = Transcript()
-    t >> t.budgets(purse(9, "ann"))
+    t = Transcript(purses=Sums)
     a, b = t.chain("a", "b")
     run = t.run(b)
     (t >> t.report(b, cost=0.0625)).skip()
@@ -185,7 +173,7 @@ def test_a_reservation_that_is_not_settled_is_charged_in_full() -> None:
     root = t.run(a)
     (t >> t.exited(a, 0)).skip()
     assert root.account.sources["report"].execution_cost == 31_250_000
-    assert t.charged == {"user ann": 0.84375}
+    assert t.charged == {"ann": 0.84375}
     assert "has ended and it was charged in full" in t.failed(t.settle(name, cost=0.1))
     assert "has ended" in t.failed(t.reserve(b, 0.1))
     assert not any(run.account.reservations for run in t.machine.tree)
@@ -203,8 +191,7 @@ def test_a_stopping_run_settles_its_reservations_and_reserves_no_more() -> None:
 
 def test_ten_children_and_their_parents_last_dollar() -> None:
     """Ten times a tenth is a dollar exactly; the eleventh does not fit."""
-    t = Transcript()
-    t >> t.budgets(purse(9, "ann"))
+    t = Transcript(purses=Sums)
     a = t.start("a", limits="cost=1:pause")
     children = [t.start(f"child-{n}", inside(a)) for n in range(10)]
     names = [t.reserved(t.reserve(child, 0.1)) for child in children]
@@ -296,37 +283,6 @@ def test_a_reservation_that_is_only_refused() -> None:
     assert t.run(a).status is Status.STOPPING
 
 
-def test_a_reservation_is_asked_of_all_from_the_root_down_and_of_budgets_last() -> None:
-    """The outermost run or budget with too little refuses, and then none of them was charged."""
-    for spare in product((0.05, 0.5), repeat=5):
-        names = ("root", "parent", "run", "user", "team")
-        room = dict(zip(names, spare, strict=True))
-        t = Transcript()
-        t >> t.budgets(purse(room["user"], "ann"), purse(room["team"], "ann", "bob", team="crew"))
-        a = t.start("a", limits=f"cost={room['root']}:pause")
-        b = t.start("b", inside(a), limits=f"cost={room['parent']}:pause")
-        d = t.start("d", inside(b), limits=f"cost={room['run']}:pause")
-        event = t.reserve(d, 0.1)
-        (t >> event).skip()
-        answer = t.answers[event.token]
-        assert isinstance(answer, c.ReserveAnswer)
-        short = [name for name in names if room[name] < 0.1]
-        if not short:
-            assert answer.reservation == "a3-1"
-            assert cost(t, a, b, d) == [0.1] * 3
-            assert t.charged == {"user ann": 0.1, "team crew": 0.1}
-            continue
-        assert answer.refusal is not None
-        whose = {"root": a, "parent": b, "run": d, "user": "ann", "team": "crew"}[short[0]]
-        assert (answer.refusal.whose, answer.refusal.asked) == (whose, 0.1)
-        assert answer.refusal.scope == ("tree" if short[0] in names[:3] else short[0])
-        assert "Finish with what you have." in answer.refusal.message
-        assert cost(t, a, b, d) == [None] * 3
-        assert not t.charged
-        assert not any(run.account.reservations for run in t.machine.tree)
-        assert t.said[-1].startswith("over ")
-
-
 def test_a_limit_that_only_warns_refuses_nothing() -> None:
     t = Transcript()
     a = t.start("a", limits="cost=0.1:warn")
@@ -335,8 +291,7 @@ def test_a_limit_that_only_warns_refuses_nothing() -> None:
 
 
 def test_a_model_without_a_price_is_held_to_its_tokens() -> None:
-    t = Transcript()
-    t >> t.budgets(purse(0.1, "ann"))
+    t = Transcript(purses=Sums)
     a = t.start("a", limits="tokens=100:pause")
     t.reserved(t.reserve(a, None, 100))
     assert cost(t, a) == [None], "unknown is never 0"
@@ -371,89 +326,6 @@ def test_a_leak_of_reservations_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 # ---- budgets
-
-
-def test_use_is_charged_to_the_user_and_the_teams() -> None:
-    t = Transcript()
-    t >> t.budgets(
-        purse(5, "ann"), purse(7, "ann", "bob", team="crew"), purse(3, "bob", team="others")
-    )
-    a, b = t.chain("a", "b")
-    d = t.start("d", BOB)
-    told: list[tuple[str, Source, float]] = [
-        (a, "stream", 0.25), (b, "report", 0.5), (d, "stream", 0.125), (a, "gateway", 0.375),
-        (b, "report", 0.25),
-    ]  # fmt: skip
-    for run, source, amount in told:
-        (t >> t.used(run, source, cost=amount)).skip()
-    name = t.reserved(t.reserve(d, 0.5))
-    (t >> t.settle(name, cost=0.0625)).skip()
-    assert t.charged == {"user ann": 0.625, "team crew": 0.625 + 0.125, "team others": 0.125}
-    assert charged(t) == {"ann": 0.625, "crew": 0.75, "others": 0.125}
-
-
-def test_a_budget_is_near_and_then_exhausted() -> None:
-    t = Transcript()
-    t >> t.budgets(purse(1, "ann"))
-    a = t.start("a", limits="cost=9")
-    for amount in (0.5, 0.8, 0.9, 1.0, 1.5, 2.0):
-        t >> t.used(a, cost=amount)
-        t.skip()
-    assert t.said == ["near user cost 0.8/1", "over user cost 1/1"]
-    assert t.run(a).status is Status.PAUSED
-
-
-def test_a_refusal_by_an_exhausted_budget_names_the_time_it_renews() -> None:
-    t = Transcript()
-    t >> t.budgets(purse(1, "ann"), purse(9, "ann", "bob", team="crew"))
-    a = t.start("a", limits="cost=9")
-    (t >> t.used(a, cost=0.999)).skip()
-    t.start("b")
-    (t >> t.used(a, cost=1.0)).skip()
-    for peer in (ANN, inside(a)):
-        refusal = t.refused("d", peer)
-        assert (refusal.kind, refusal.detail) == (
-            Rule.BUDGET,
-            "user ann has used 1.00 of 1.00 USD a day; it renews at midnight",
-        )
-        assert "there is no money left in the budget" in refusal.message
-    t.start("d", BOB)
-    (t >> t.budgets(purse(1, "ann"), purse(1, "ann", "bob", team="crew", charged=1.0))).skip()
-    assert (
-        t.refused("e", BOB).detail
-        == "team crew has used 1.00 of 1.00 USD a day; it renews at midnight"
-    )
-    (t >> t.budgets()).skip()
-    t.start("e", BOB)
-
-
-def test_whoever_is_refused_by_a_budget_is_told_what_is_used_and_what_is_only_reserved() -> None:
-    t = Transcript()
-    t >> t.budgets(purse(1, "ann"))
-    a = t.start("a", limits="cost=9")
-    (t >> t.report(a, cost=0.25)).skip()
-    name = t.reserved(t.reserve(a, 0.65))
-    words = "user ann has used 0.25 of 1.00 USD a day (0.65 more reserved); it renews at midnight"
-    assert words in t.not_reserved(t.reserve(a, 0.5)).message
-    assert t.published[-1].message == f"was refused 0.50 USD more: {words}"
-    (t >> t.settle(name, cost=0.25)).skip()
-    t.reserved(t.reserve(a, 0.5))
-    assert t.refused("b").detail == words.replace("0.25", "0.50").replace("0.65", "0.50")
-
-
-def test_a_refusal_by_a_budget_is_published_once() -> None:
-    t = Transcript()
-    t >> t.budgets(purse(1, "ann"))
-    a = t.start("a", limits="cost=9")
-    for _ in range(3):
-        refusal = t.not_reserved(t.reserve(a, 1.5))
-    assert (refusal.scope, refusal.whose, refusal.used, refusal.threshold) == ("user", "ann", 0, 1)
-    assert t.said == ["over user cost 0/1 refused"]
-    (t >> t.used(a, cost=2.0)).skip()
-    assert t.said[1:] == ["near user cost 2/1", "over user cost 2/1"], (
-        "what is really used is told all the same"
-    )
-    assert t.run(a).status is Status.PAUSED
 
 
 def test_figures_that_belong_together_are_shown_from_one_source() -> None:
@@ -513,8 +385,7 @@ def test_an_estimate_counts_unless_the_gateway_has_measured_its_calls(
     gateway: Use, counts: bool
 ) -> None:
     """Limits, budgets and all that is shown count it, or none does."""
-    t = Transcript()
-    t >> t.budgets(purse(9, "ann"))
+    t = Transcript(purses=Sums)
     a = t.start("a", limits="cost=0.4:warn")
     b = t.start("b", inside(a))
     (t >> e.UseSeen(t.at, b, "stream", GUESS)).skip()
@@ -526,7 +397,7 @@ def test_an_estimate_counts_unless_the_gateway_has_measured_its_calls(
     assert (to_usd(best[1].cost), best[1].partial) == (usd, counts or gateway.partial)
     assert best[1].tokens == (140 if counts else gateway.tokens)
     assert cost(t, a, b) == [usd, usd]
-    assert t.charged == {"user ann": usd}
+    assert t.charged == {"ann": usd}
 
 
 DEARER = replace(EXACT, cost=to_nanos(0.375), cost_from="agent")
@@ -560,8 +431,7 @@ def test_the_gateway_has_the_last_word_of_what_its_calls_cost(
     gateway: Use, agent: Use, source: Source, order: int, *, wins: bool
 ) -> None:
     """Of no report: its agent may know of other costs."""
-    t = Transcript()
-    t >> t.budgets(purse(9, "ann"))
+    t = Transcript(purses=Sums)
     a = t.start("a", limits="cost=0.3:warn")
     b = t.start("b", inside(a))
     told: list[tuple[Source, Use]] = [("gateway", gateway), (source, agent)]
@@ -578,10 +448,10 @@ def test_the_gateway_has_the_last_word_of_what_its_calls_cost(
         assert (best[1].partial, best[1].unsure_cost) == (gateway.partial, gateway.unsure_cost)
         assert t.run(b).account.unsure(COST) == (gateway.unsure_cost or 0)
     assert cost(t, a, b) == [usd, usd]
-    assert t.charged == {"user ann": usd}
+    assert t.charged == {"ann": usd}
     assert ("over a1 cost 0.375/0.3" in t.said) is (not wins or bool(order))
     (t >> t.exited(b, 0)).skip()
-    assert (cost(t, a), t.charged) == ([usd], {"user ann": usd})
+    assert (cost(t, a), t.charged) == ([usd], {"ann": usd})
 
 
 def test_the_agents_price_of_a_call_under_way_does_not_count_after_one_that_was_measured() -> None:
@@ -609,22 +479,20 @@ def test_the_word_of_an_agent_that_meters_itself_counts() -> None:
 
 
 def test_the_agents_price_counts_after_a_call_around_the_gateway() -> None:
-    t = Life()
-    t >> t.budgets(purse(9, "ann"))
+    t = Life(purses=Sums)
     a = t.start("a", limits="cost=9:warn", gated=True)
     (t >> e.UseSeen(t.at, a, "gateway", EXACT)).skip()
     (t >> e.UseSeen(t.at, a, "stream", DEARER)).skip()
-    assert (cost(t, a), t.charged) == ([0.25], {"user ann": 0.25})
+    assert (cost(t, a), t.charged) == ([0.25], {"ann": 0.25})
     (t >> e.ModelReached(t.at, a, "", "api.example")).skip()
-    assert (cost(t, a), t.charged) == ([0.375], {"user ann": 0.375})
+    assert (cost(t, a), t.charged) == ([0.375], {"ann": 0.375})
     (t >> t.next_daemon(a)).skip()
     assert cost(t, a) == [0.375]
 
 
 def test_what_a_child_run_prints_into_its_parents_output_counts_once() -> None:
     """As of a script with `--meter` whose shimmed program inherits its stdout."""
-    t = Life()
-    t >> t.budgets(purse(9, "ann"))
+    t = Life(purses=Sums)
     a = t.start("a")
     b = t.start("b", inside(a))
     d = t.start("d", inside(b), prints_in=a)
@@ -634,16 +502,15 @@ def test_what_a_child_run_prints_into_its_parents_output_counts_once() -> None:
         return [to_usd(best[1].cost or 0) for best in found if best is not None]
 
     (t >> t.used(a, output_tokens=150, cost=0.375)).skip()
-    assert (own(), t.charged) == ([0.375], {"user ann": 0.375})
+    assert (own(), t.charged) == ([0.375], {"ann": 0.375})
     # the gateway has another price of what the output tells, too
     (t >> t.used(d, "gateway", output_tokens=100, cost=0.2)).skip()
     assert (own(), cost(t, a, b, d)) == ([0.125, 0.2], [0.325, 0.2, 0.2])
-    assert t.charged == {"user ann": 0.325}
+    assert t.charged == {"ann": 0.325}
     name = t.reserved(t.reserve(d, 0.3, 1000))
     assert (own(), cost(t, a)) == ([0.125, 0.2], [0.425])
     (t >> t.next_daemon(a, b, d)).skip()
     assert (own(), cost(t, a)) == ([0.125, 0.2], [0.425])
-    (t >> t.budgets(purse(9, "ann", charged=0.425))).skip()
     t.charged.clear()
     (t >> t.settle(name, cost=0.0)).skip()
     assert cost(t, a, b, d) == [0.325, 0.2, 0.2]
@@ -668,48 +535,6 @@ def test_an_estimate_of_a_call_under_way_is_a_part_of_its_reservation() -> None:
     assert account.best is not None
     assert to_usd(account.best[1].cost) == 0.5
     assert account.reserved(COST) == to_nanos(2.0 - 0.5)
-
-
-@pytest.mark.parametrize("used", [0.9, 1.0], ids=["less than was reserved", "all of it"])
-def test_a_budget_is_near_its_end_by_what_was_used_and_not_by_what_is_reserved(used: float) -> None:
-    t = Transcript()
-    t >> t.budgets(purse(1, "ann"))
-    a = t.start("a")
-
-    def told() -> list[str]:
-        return [event.type for event in t.published if event.scope == "user"]
-
-    name = t.reserved(t.reserve(a, 1.0))
-    assert told() == []
-    (t >> t.settle(name, cost=used)).skip()
-    assert told() == ["limit_nearing", "limit_exceeded"][: 1 if used < 1 else 2]
-
-
-def test_what_is_reserved_is_the_part_of_what_counts_that_no_source_tells() -> None:
-    """Also where another source tells more than reports or the gateway, and in the tree above."""
-    t = Transcript()
-    t >> t.budgets(purse(9, "ann"))
-    a = t.start("a", limits="cost=9")
-    b = t.start("b", inside(a), limits="cost=9")
-    (budget,) = t.machine.budgets
-
-    def reserved() -> list[float]:
-        accounts = [t.run(run).account for run in (a, b)]
-        held = [each.reserved(COST) for each in accounts]
-        return [to_usd(each) for each in (*held, t.machine.reserved_of(budget))]
-
-    name = t.reserved(t.reserve(b, 0.5))
-    assert (cost(t, a, b), reserved()) == ([0.5, 0.5], [0.5] * 3)
-    (t >> t.used(b, "session", cost=0.375)).skip()
-    assert (cost(t, a, b), reserved()) == ([0.5, 0.5], [0.125] * 3)
-    (t >> t.used(b, "session", cost=0.75)).skip()
-    assert (cost(t, a, b), reserved()) == ([0.75, 0.75], [0] * 3)
-    (t >> t.settle(name, cost=0.25)).skip()
-    assert (cost(t, a, b), reserved()) == ([0.75, 0.75], [0] * 3)
-    t.reserved(t.reserve(b, 1.0))
-    assert reserved() == [0.5] * 3
-    (t >> t.exited(b, 0)).skip()
-    assert (cost(t, a), t.run(a).account.reserved(COST)) == ([1.25], 0)
 
 
 def test_the_figure_of_a_tree_stays_partial_after_the_end_of_a_run_below() -> None:
@@ -768,76 +593,6 @@ def test_an_estimated_cost_is_marked_where_it_is_shown(source: Source) -> None:
     best = t.run(a).account.best
     assert best is not None
     assert not best[1].estimated
-
-
-def test_a_budget_is_partial_after_the_end_of_a_run_with_a_partial_cost() -> None:
-    t = Transcript()
-    t >> t.budgets(purse(9, "ann"))
-    a, b = t.start("a"), t.start("b")
-    (t >> t.used(a, cost=0.5, partial=True)).skip()
-    (t >> t.used(b, cost=0.5)).skip()
-    assert [t.run(run).account.cost_may_grow for run in (a, b)] == [True, False]
-    (t >> t.exited(b, 0)).skip()
-    (budget,) = t.machine.budgets
-    assert not budget.partial
-    (t >> t.used(a, cost=0.75, partial=True)).skip()
-    t >> t.exited(a, 1) << "charge user ann 0" << "release a1"
-    assert (budget.partial, to_usd(budget.charged)) == (True, 1.25)
-
-
-def test_a_settlement_gives_nothing_of_yesterday_back_to_today() -> None:
-    t = Transcript()
-    t >> t.budgets(purse(10, "ann"))
-    yesterday, today = t.start("a"), t.start("b")
-    for_less, for_more = (t.reserved(t.reserve(yesterday, 0.25)) for _ in range(2))
-    t >> t.budgets(purse(10, "ann", begins="tomorrow"))
-    t.charged.clear()
-    (t >> t.report(today, cost=0.5)).skip()
-    (t >> t.settle(for_less, cost=0.0)).skip()
-    assert t.charged == {"user ann": 0.5}
-    (t >> t.settle(for_more, cost=0.375)).skip()
-    assert t.charged == {"user ann": 0.625}, "what it cost beyond the estimate is spent today"
-
-
-def test_a_budget_that_is_renewed_during_a_reservation() -> None:
-    """A reservation of the old period is not given back to the new one, neither here nor in the
-    ledger."""
-    t = Transcript()
-    t >> t.budgets(purse(5, "ann"))
-    a = t.start("a", limits="cost=9")
-    name = t.reserved(t.reserve(a, 3.0))
-    assert t.charged == {"user ann": 3.0}
-    t >> t.budgets(purse(5, "ann"))
-    t.charged.clear()
-    t >> t.settle(name, cost=1.0) << "reply 3 Changed a1 running"
-    t.quiet()
-    (t >> t.report(a, cost=0.5)).skip()
-    name = t.reserved(t.reserve(a, 2.0))
-    (t >> t.settle(name, cost=0.25)).skip()
-    assert t.charged == {"user ann": 0.75}
-    assert charged(t) == {"ann": 0.75}
-    assert cost(t, a) == [1.75]
-
-
-def test_a_renewed_budget_is_published_again() -> None:
-    t = Transcript()
-    for _ in range(2):
-        t >> t.budgets(purse(1, "ann"))
-        a = t.start("a", limits="cost=9")
-        (t >> t.used(a, cost=1.0)).skip()
-        (t >> t.exited(a)).skip()
-    assert t.said == ["near user cost 1/1", "over user cost 1/1"] * 2
-
-
-def test_use_that_a_source_takes_back_is_given_back_to_the_budget() -> None:
-    t = Transcript()
-    t >> t.budgets(purse(5, "ann", charged=1.0))
-    a = t.start("a", limits="cost=9")
-    for amount in (2.0, 0.5, 0.75):
-        t >> t.used(a, cost=amount)
-        t.skip()
-    assert t.charged == {"user ann": 0.75}
-    assert charged(t) == {"ann": 1.75}
 
 
 @pytest.mark.parametrize(

@@ -11,16 +11,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from signal import Signals
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from sfad.core import commands as c
 from sfad.core import events as e
-from sfad.core.machine import Machine, NewBarrier
+from sfad.core.machine import Components, Machine, NewBarrier, NewPurses
+from sfad.core.purses import Purses
 from sfad.core.state.access import Peer
-from sfad.core.state.account import NOTHING, OpenReservation, Use
-from sfad.core.state.budgets import Budget
+from sfad.core.state.account import NOTHING, ChargedTo, OpenReservation, Use
 from sfad.core.state.limits import ActiveLimit
 from sfad.core.state.money import to_nanos, to_usd
 from sfad.core.state.policy import Policy
@@ -29,7 +29,6 @@ from sfad.core.state.vocabulary import Timer
 from sfad.core.watching import NewWatcher
 from sfad.durable.snapshots import to_saved
 from sfad.protocol.kinds import COSTS
-from sfad.protocol.requests.fleet import Allowances
 from sfad.protocol.requests.gateway import AdmitCall, CallDecision, EndCall
 from sfad.protocol.types import (
     Action,
@@ -98,23 +97,6 @@ def use(**amounts: Any) -> Use:
     )
 
 
-def purse(
-    usd: float, *members: str, team: str = "", charged: float = 0.0, begins: str = "today"
-) -> Budget:
-    """A money budget of a user, or of a team."""
-    scope: Literal["user", "team"] = "team" if team else "user"
-    who = frozenset(members)
-    return Budget(
-        scope,
-        team or members[0],
-        to_nanos(usd),
-        who,
-        begins=begins,
-        renews="midnight",
-        charged=to_nanos(charged),
-    )
-
-
 def at_once(run: Run) -> dict[str, Any]:
     """Return what must be saved of it at once: not its use, which the model checks
     (`check_account`)."""
@@ -124,6 +106,19 @@ def at_once(run: Run) -> dict[str, Any]:
             part: state["account"][part] for part in ("reservations", "reserved_by_agent", "ended")
         }
     }
+
+
+class Sums(Purses):
+    """Adds up what the runs of each user are charged, and refuses nothing."""
+
+    known = ("sums",)
+
+    def __init__(self, _components: Components) -> None:
+        self.sums: dict[str, int] = {}
+
+    def charge(self, run: Run, nanos: int | None, _charged_to: ChargedTo | None) -> None:
+        if nanos:
+            self.sums[run.user] = self.sums.get(run.user, 0) + nanos
 
 
 class Transcript:
@@ -136,16 +131,22 @@ class Transcript:
         hear: frozenset[str] = frozenset(),
         watchers: Mapping[str, NewWatcher] | None = None,
         barrier: NewBarrier | None = None,
+        purses: NewPurses | None = None,
         **numbers: Any,
     ) -> None:
-        self.machine = Machine(policy or Policy(**numbers), watchers=watchers, barrier=barrier)
+        self.halves: dict[str, Any] = {
+            "watchers": watchers, "barrier": barrier, "purses": purses,
+        }  # fmt: skip
+        """Those of features in the core."""
+        self.machine = Machine(policy or Policy(**numbers), **self.halves)
+        self.machine.purses()
+        self.charged: dict[str, float] = {}
+        """What was charged in USD, beside the accounts of runs."""
         self.at = 0.0
         self.answers: dict[int, c.Answer] = {}
         self.events: list[str] = []
         self.said: list[str] = []
-        """Of limits and budgets: `near a1 turns 8/10`."""
-        self.charged: dict[str, float] = {}
-        """Sums of the charge commands in USD, by budget."""
+        """Of limits, and of what else is charged: `near a1 turns 8/10`."""
         self.progress: list[str] = []
         """Messages of `run_progress`."""
         self.repeated: list[Event] = []
@@ -171,6 +172,8 @@ class Transcript:
         """Handle an event. Each of its commands must be expected before the next `>>`."""
         self.quiet()
         outcome = self.machine.handle(event)
+        if isinstance(purses := self.machine.purses(), Sums):
+            self.charged = {user: to_usd(nanos) for user, nanos in purses.sums.items()}
         commands = [command for command in outcome.commands if not _of_feature(command)]
         self.of_features += [command for command in outcome.commands if _of_feature(command)]
         self.changed, self.noted = set(outcome.changed), set(outcome.used)
@@ -228,14 +231,21 @@ class Transcript:
                     told = f"{whose} {event.limit_kind} {event.used:g}{held}/{event.threshold:g}"
                     told += " refused" if event.refused else ""
                     self.said.append(f"{LIMIT_EVENTS[event.type]} {told}")
-            case c.Charge(scope, name, nanos):
-                self.charged[f"{scope} {name}"] = to_usd(
-                    to_nanos(self.charged.get(f"{scope} {name}", 0.0)) + nanos
-                )
+            case c.Tell(_, what):
+                self._note_told(what)
             case c.RecordCall(call):
                 self.calls.append(call)
             case c.Retire(run):
                 self.reasons[run.id] = run.shown_reason
+
+    # ---- what a feature's half in the core tells, for a transcript with one
+
+    def _note_told(self, what: object) -> None:
+        """Take what it tells."""
+
+    def _words_of(self, what: object) -> str:
+        """Return the line for it."""
+        return type(what).__name__.lower()
 
     # ---- events by short names
 
@@ -365,10 +375,6 @@ class Transcript:
     ) -> e.AgentSaid:
         """The agent prints its state."""
         return e.AgentSaid(self.at, run, finished, failed, trouble)
-
-    def budgets(self, *known: Budget) -> e.BudgetsKnown:
-        """Budgets become known."""
-        return e.BudgetsKnown(self.at, known)
 
     def committed(self, *runs: RunId) -> e.Committed:
         """The ledger commits these admissions."""
@@ -523,12 +529,8 @@ class Transcript:
                 return f"reply {token} {_answer(answer)}"
             case c.Rebound(run):
                 return f"{type(command).__name__.lower()} {run.id}"
-            case c.Charge(scope, name, nanos):
-                return f"charge {scope} {name} {to_usd(nanos):g}"
-            case c.SaveBudget(scope, name):
-                return f"savebudget {scope} {name}"
-            case c.Draw(scope, name, nanos):
-                return f"draw {scope} {name} {to_usd(nanos):g}"
+            case c.Tell(_, what):
+                return self._words_of(what)
             case c.TellCall(call):
                 return f"waits {call.run_id}"
             case c.RecordCall(call):
@@ -564,8 +566,8 @@ def _answer(answer: c.Answer) -> str:
                 if refusal is None
                 else f"NotReserved {refusal.whose} {refusal.limit_kind}"
             )
-        case Allowances():
-            return f"Gave {' '.join(f'{each.usd:g}' for each in answer.allowances)}"
+        case c.OnRecord(reply):
+            return type(reply).__name__
         case CallDecision():
             lowered = "" if answer.max_output is None else f" lowered to {answer.max_output}"
             return (

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from sfactl.connection import Client
-from sfad.durable.budgets import Charged
+from sfad.features.budgets.books import Charged
 from sfad.protocol import messages as m
 from sfad.protocol.types import Event, RunInfo, Status
 from sfad.storage.store import Store

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from sfactl.connection import DaemonError
-from sfad.durable.budgets import period
+from sfad.features.budgets.books import period
 from sfad.protocol import messages as m
 from sfad.protocol.types import ErrorCode, Status
 from tests.conftest import Start

@@ -8,12 +8,12 @@ from msgspec.structs import replace
 
 from ...protocol.event_types import EventType
 from ...protocol.known import CODING_AGENT, PROFILES
-from ...protocol.types import Action, After, ErrorCode, Reason, Refusal, RunId, Status
+from ...protocol.types import After, ErrorCode, Reason, Refusal, RunId, Status
 from .. import commands as c
 from .. import events as e
 from ..barring import Bar
 from ..context import Context
-from ..life.giving import least_share, share_out
+from ..life.giving import share_out
 from ..life.lifecycle import Lifecycle
 from ..life.spending import Spending
 from ..life.stopping import Stopping
@@ -301,19 +301,10 @@ class Admission:
                 permissions=self._ctx.permissions(ev.peer),
             )
             if run.asked.placing is not None:
-                budgets = (
-                    self._spending.budgets_of(run)
-                    if self._ctx.policy.budget_action is not Action.WARN
-                    else ()
-                )
-                if any(
-                    self._spending.draw_if_possible(each, least)
-                    for each in budgets
-                    if (least := least_share(run)) > each.left
-                ):
-                    self._spending.postponed.append(ev)
+                if self._ctx.purses.postpones(run, ev):
                     return
-                share_out(run, budgets, self._ctx.policy.lease, self._spending.sentence_of)
+                share_out(run, self._ctx.policy.lease)
+                self._ctx.purses.share_out(run)
             awaits = self._awaiting.awaited_by(run, ev.ended) if ev.asked.queueing.after else ()
         except Invalid as invalid:
             self._ctx.fail(ev.token, ErrorCode.BAD_REQUEST, str(invalid))
@@ -353,7 +344,7 @@ class Admission:
         if peer.run is not None and caller is None:
             peer = replace(peer, unidentified=f"its run {peer.run} has ended")
         is_session = run.asked.session is not None
-        exhausted = self._spending.budgets.exhausted(peer.user)
+        purses = self._ctx.purses
         return Question(
             at=ev.at,
             policy=self._ctx.policy,
@@ -364,8 +355,7 @@ class Admission:
             rate=self._rate(peer.user),
             slots=self._ctx.slots,
             live=self._ctx.tree,
-            exhausted=exhausted,
-            reserved=self._spending.reserved_of(exhausted) if exhausted is not None else 0,
+            shortage=purses.shortage(peer.user, ev.at) if purses.known else None,
             session_rate=self._session_rate(peer.user) if is_session else None,
             sessions=[live for live in self._ctx.tree if live.asked.session is not None]
             if is_session

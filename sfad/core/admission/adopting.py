@@ -54,6 +54,7 @@ class Adopting:
                 self._ctx.do(c.Freeze(run.id))
         for run in runs:
             self._ctx.barrier.restore(run, ev.at)
+            self._ctx.purses.restore(run)
         # descendants first: no run ends before them
         for one in reversed(ev.runs):
             self._continue(one, ev.why, ev.at)

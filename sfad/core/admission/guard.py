@@ -10,9 +10,8 @@ from ...protocol.kinds import ROLES, ROLES_ARE_REPORTED
 from ...protocol.limits import format_amount
 from ...protocol.types import Limit, Refusal, Rule, Status
 from ...protocol.units import counted, format_elapsed, format_moment
+from ..purses import Shortage
 from ..state.access import FULL, Peer, why_sessions_refused, why_verb_refused
-from ..state.budgets import Budget
-from ..state.money import to_usd
 from ..state.policy import Policy
 from ..state.quotas import SlidingRate, Slots
 from ..state.run import Run
@@ -47,10 +46,8 @@ class Question(Struct, frozen=True):
     """The live run that the peer is in. It is not the parent of a detached run."""
     rate: SlidingRate
     slots: Slots
-    exhausted: Budget | None
-    """A money budget of the peer's user with nothing left in it."""
-    reserved: int = 0
-    """The nano-dollars of it that are only reserved."""
+    shortage: Shortage | None = None
+    """Of a purse that the peer's user spends."""
     live: Iterable[Run] = ()
     """The live runs of all users."""
     session_rate: SlidingRate | None = None
@@ -237,26 +234,13 @@ def _descendants(q: Question) -> Refusal | None:
 
 
 def _money(q: Question) -> Refusal | None:
-    if q.exhausted is None:
+    short = q.shortage
+    if short is None:
         return None
-    sentence = q.exhausted.sentence(q.reserved)
-    why = f"there is no money left in the budget: {sentence}"
-    wait = None if q.exhausted.renews_at is None else max(0.0, q.exhausted.renews_at - q.at)
-    used, reserved = q.exhausted.used - q.reserved, q.reserved
-    quota = Quota(
-        q.exhausted.key,
-        round(to_usd(used), 6),
-        to_usd(q.exhausted.allowed),
-        wait,
-        round(to_usd(reserved), 6) if reserved else None,
-    )
-    return q.refuse(
-        Rule.BUDGET,
-        sentence,
-        why,
-        f"Start it again then, or {q.raised(q.exhausted.key)}",
-        quota,
-    )
+    used, reserved = round(short.used, 6), round(short.reserved or 0, 6) or None
+    quota = Quota(short.key, used, short.allowed, short.wait, reserved)
+    remedy = f"Start it again then, or {q.raised(short.key)}"
+    return q.refuse(Rule.BUDGET, short.detail, short.why, remedy, quota)
 
 
 def unenforced(run: Run) -> tuple[str, Limit] | None:

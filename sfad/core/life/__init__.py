@@ -1,6 +1,6 @@
 """The steps of every run's life. A component knows only those above it:
 
-`spending`       accounts of runs and of those above them, and money budgets
+`spending`       accounts of runs and of those above them
 `lifecycle`      launch, clock, end
 `stopping`       decides ends, and climbs the stop ladder; `stop`, the daemon's end, and clients
                  that were lost

@@ -4,7 +4,6 @@ The share of such a run is counted as used from its admission on, which is saved
 sent. What it has not used comes back when its node tells its end, and only then: if that is never
 told, the whole share stays used."""
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -16,7 +15,6 @@ from .. import commands as c
 from .. import events as e
 from ..context import Context, grace_of
 from ..state.account import NOTHING
-from ..state.budgets import Budget
 from ..state.grants import Remote
 from ..state.limits import ActiveLimit
 from ..state.money import to_core, to_wire
@@ -37,11 +35,8 @@ PART = 4
 """A run that asks for no share gets one part of so many of what is left."""
 
 
-def share_out(
-    run: Run, budgets: Iterable[Budget], lease: float, sentence_of: Callable[[Budget], str]
-) -> None:
-    """Decide what a run that is to be placed takes out of its tree and out of its user's budgets.
-    `budgets` are those that bind, and `sentence_of` says how far one is used. Raise `Invalid`."""
+def share_out(run: Run, lease: float) -> None:
+    """Decide what a run that is to be placed takes out of its tree. Raise `Invalid`."""
     for kind in _SHARED:
         _share(run, kind)
     for kind in ROLES:
@@ -53,8 +48,6 @@ def share_out(
                 f"the limit of {kind} of a run above it cannot be shared with another node: "
                 "leave out --fleet"
             )
-    for budget in budgets:
-        _share_budget(run, budget, sentence_of)
     leased = run.parent is not None or (
         run.asked.placing is not None and run.asked.placing.restart_elsewhere
     )
@@ -105,29 +98,6 @@ def _share(run: Run, kind: LimitKind) -> None:
         source = f"a quarter of what run {whose} has left"
         run.limits[kind] = ActiveLimit(
             Limit(kind=kind, threshold=to_wire(kind, most), action=action, source=source)
-        )
-
-
-def least_share(run: Run) -> int:
-    """Return the nano-dollars that a run takes out of its user's budgets at least: its own limit of
-    cost, if it has one."""
-    own = run.limits.get(LimitKind.COST)
-    return int(
-        own.threshold
-        if own is not None and own.binds
-        else to_core(LimitKind.COST, KINDS[LimitKind.COST].least)
-    )
-
-
-def _share_budget(run: Run, budget: Budget, sentence_of: Callable[[Budget], str]) -> None:
-    """Bound the run by what the budget has left: all that it may cost is charged in advance."""
-    own, kind, left = run.limits.get(LimitKind.COST), LimitKind.COST, budget.left
-    if left < to_core(kind, KINDS[kind].least):
-        raise Invalid(f"no share fits in what is left of a budget: {sentence_of(budget)}")
-    if own is None or not own.binds or own.threshold > left:
-        action = own.action if own is not None and own.binds else Action.TERMINATE
-        run.limits[kind] = ActiveLimit(
-            Limit(kind=kind, threshold=to_wire(kind, left), action=action, source=budget.key)
         )
 
 

@@ -1,33 +1,28 @@
-"""What runs spend: their accounts, their ancestors' accounts, and the money budgets of their users
-and teams."""
+"""What runs spend: their accounts, their ancestors' accounts, and what else is charged
+(`core.purses`)."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace as dataclass_replace
 from typing import Any
 
 from msgspec.structs import replace
 
-from ...protocol.event_types import EventType
 from ...protocol.kinds import TREE_USE
-from ...protocol.types import Action, Event, LimitKind, Source, Status
-from ...protocol.units import format_usd
+from ...protocol.types import LimitKind, Source, Status
 from .. import commands as c
-from .. import events as e
-from ..context import Context, Reading
+from ..context import Context
 from ..state.account import (
     NO_TREE_USE,
     NOTHING,
     OF_AGENT,
+    ChargedTo,
     OpenReservation,
-    Periods,
     TreeUse,
     Use,
     add_below,
     add_ended,
 )
-from ..state.budgets import Budget, Budgets
-from ..state.limits import Numbers, numbers_of
 from ..state.money import to_usd
 from ..state.run import Run
 
@@ -56,7 +51,7 @@ class CallsUnderWay:
         return self._doubts.get(user, 0)
 
 
-# ---- Accounts and budgets
+# ---- Accounts
 
 
 _COST = TREE_USE.index(LimitKind.COST)
@@ -86,14 +81,8 @@ class Spending:
         """`reserved`: so many reservations may have been made before; their names are not used
         again."""
         self._ctx = context
-        self.budgets = Budgets()
         self.under_way = CallsUnderWay()
         self._last_reservation = reserved
-        self.budgets_changed = False
-        """A budget may have run out, or have been given back to, since `take_used_up`."""
-        context.readings.append(self._measured)
-        self.postponed: list[e.SpawnRequested | e.ReserveRequested] = []
-        """Requests that wait for more of a budget from another node."""
 
     def restore(self, runs: Sequence[Run]) -> None:
         """Continue with what an earlier daemon has counted for all its runs. Each was saved at
@@ -159,29 +148,27 @@ class Spending:
         reservation that it replaces."""
         before = run.account.own_tree_use()
         source: Source = "report"
-        periods = None
+        charged_to = None
         if settled is not None:
             reservation = self._release(run, settled)
-            source, periods = reservation.source, reservation.periods
+            source, charged_to = reservation.source, reservation.periods
         known = run.account.sources.get(source, NOTHING)
         run.account.sources[source] = _marked(run, source, known.plus(more))
         self._ctx.changed(run)
-        self._count(run, before, periods)
+        self._count(run, before, charged_to)
 
-    def _count(self, run: Run, before: TreeUse, periods: Periods | None = None) -> None:
+    def _count(self, run: Run, before: TreeUse, charged_to: ChargedTo | None = None) -> None:
         run.account.agent_cost_counts = _agent_cost_counts(run)
-        after = run.account.own_tree_use()
+        after, change = run.account.own_tree_use(), None
         if after != before:
             add_below((above.account for above in run.ancestors), before, after)
             change = after.counted[_COST] - before.counted[_COST]
             if run.asked.prints_in is not None:
                 # charged in one sum: it may be counted for another run now, and cost no more
                 change += self._count_once(run, after.tokens - before.tokens)
-            self._charge(run, change, periods)
+        if self._ctx.purses.known:
+            self._ctx.purses.charge(run, change, charged_to)
         self._ctx.used_more(run)
-        self.budgets_changed |= any(
-            budget.over or budget.exhausted for budget in self.budgets_of(run)
-        )
 
     def _count_once(self, run: Run, tokens: int) -> int:
         """Leave so many more tokens of the run out of what the runs tell that print what it prints.
@@ -196,37 +183,6 @@ class Spending:
             change += after.counted[_COST] - before.counted[_COST]
             change += self._count_once(prints, after.tokens - before.tokens)
         return change
-
-    def _charge(self, run: Run, nanos: int, periods: Periods | None) -> None:
-        """`periods`: when what is given back was charged."""
-        for budget in self.budgets_of(run):
-            change = max(nanos, -budget.charged)
-            if (
-                change < 0
-                and periods is not None
-                and (budget.scope, budget.name, budget.begins) not in periods
-            ):
-                continue  # it was charged to an earlier period
-            if change:
-                budget.charged += change
-                self._ctx.measured = True
-                self._ctx.do(c.Charge(budget.scope, budget.name, change))
-            if not budget.near and self._has_used(budget, self._ctx.policy.nearing):
-                budget.near = True
-                self._publish(EventType.LIMIT_NEARING, run, budget)
-            if not budget.over and self._has_used(budget, 1):
-                budget.over = True
-                self._publish(EventType.LIMIT_EXCEEDED, run, budget)
-
-    def _has_used(self, budget: Budget, part: float) -> bool:
-        """Return whether so much of a budget is used. What is only reserved may be given back."""
-        most = part * budget.allowed
-        return budget.used >= most and budget.used - self.reserved_of(budget) >= most
-
-    def budgets_of(self, run: Run) -> Sequence[Budget]:
-        """Return the budgets that a run is charged to: none, if another node has granted its tree
-        and charged all of it."""
-        return () if run.granted else self.budgets.of(run.user)
 
     def grant(self, run: Run) -> None:
         """Count the share of a run that is to execute on another node as used."""
@@ -250,7 +206,7 @@ class Spending:
             return
         remote.refunded = True
         self.add_use(run, used, settled=remote.reservation)
-        self.budgets_changed = True
+        self._ctx.purses.changed = True
         run.admitted = admitted
         for above in run.ancestors:
             above.admitted -= remote.descendants - admitted
@@ -265,7 +221,7 @@ class Spending:
             reservation = self._release(run, name)
             source = reservation.source
             account.sources[source] = account.sources.get(source, NOTHING).plus(reservation.use)
-            self.budgets_changed = True  # what was only reserved is used now
+            self._ctx.purses.changed = True  # what was only reserved is used now
             self._record(
                 run,
                 reservation,
@@ -278,12 +234,8 @@ class Spending:
         if run.ending.outcome is Status.LOST:  # it may have used more than was read
             account.lose()
         self._count(run, before)
-        for budget in self.budgets_of(run):
-            marks = budget.partial, budget.at_most
-            budget.partial |= account.cost_may_grow
-            budget.at_most |= account.cost_at_most
-            if marks != (budget.partial, budget.at_most):
-                self._ctx.do(c.Charge(budget.scope, budget.name, 0))  # so that it is saved
+        if self._ctx.purses.known:
+            self._ctx.purses.close(run)
         used = account.own_tree_use().counted
         if any(used):
             add_ended((above.account for above in run.ancestors), used)
@@ -303,10 +255,8 @@ class Spending:
         call = reservation.call
         name = f"{run.id}-{call.number if call is not None else self.next_number()}"
         before = run.account.own_tree_use()
-        periods = tuple(
-            (budget.scope, budget.name, budget.begins) for budget in self.budgets_of(run)
-        )
-        run.account.reserve(name, dataclass_replace(reservation, periods=periods))
+        charged_to = self._ctx.purses.charged_to(run)
+        run.account.reserve(name, dataclass_replace(reservation, periods=charged_to))
         self.under_way.begin(run.user, reservation)
         self._ctx.changed(run)
         self._count(run, before)
@@ -324,119 +274,3 @@ class Spending:
             if run is not None and name in run.account.reservations
             else None
         )
-
-    def check_budgets(self, run: Run, cost: int) -> Budget | None:
-        """Return the budget in which so much more is not left, and publish that once a period."""
-        budget = next((budget for budget in self.budgets_of(run) if not budget.admits(cost)), None)
-        if budget is not None and not (
-            budget.refused or budget.over or self.draw_if_possible(budget, cost)
-        ):
-            budget.refused = True
-            self._publish(EventType.LIMIT_EXCEEDED, run, budget, cost)
-        return budget
-
-    def draw_if_possible(self, budget: Budget, nanos: int) -> bool:
-        """Return whether other nodes may give this one more of a budget, so that what needs it
-        waits. `nanos`: how much has to be left of it."""
-        if budget.keeper is None or budget.used_up or self._ctx.policy.budget_action is Action.WARN:
-            return False
-        if not budget.asked and budget.waits is None:
-            budget.asked = True
-            self._ctx.do(c.Draw(budget.scope, budget.name, nanos))
-        return budget.asked
-
-    def take_postponed(self) -> list[e.SpawnRequested | e.ReserveRequested]:
-        postponed, self.postponed = self.postponed, []
-        return postponed
-
-    def forget_postponed(self, client: int) -> None:
-        """Start nothing for a client that is gone."""
-        self.postponed = [
-            each
-            for each in self.postponed
-            if not isinstance(each, e.SpawnRequested) or each.asked.tied_to != client
-        ]
-
-    def found_short(self, budget: Budget) -> None:
-        """Note that too little is left of a budget for a model call."""
-        budget.short = self._ctx.measured = True
-
-    def take_used_up(self) -> set[tuple[str, str]]:
-        """Return `used_up` of all budgets, and note that they were looked at."""
-        self.budgets_changed = False
-        return self.used_up(self.budgets)
-
-    def used_up(self, budgets: Iterable[Budget]) -> set[tuple[str, str]]:
-        """Return the budgets that have run out by what was used. What is only reserved may be given
-        back by a run that is not paused."""
-        return {
-            (budget.scope, budget.name)
-            for budget in budgets
-            if (budget.short or (budget.exhausted and self._is_used_up(budget)))
-            and not self.draw_if_possible(budget, 1)
-        }
-
-    def _is_used_up(self, budget: Budget) -> bool:
-        return budget.charged - self.reserved_of(budget) >= budget.most
-
-    def reserved_of(self, budget: Budget) -> int:
-        """Return what was charged to a budget in its present period and is only reserved."""
-        key = (budget.scope, budget.name, budget.begins)
-        accounts = (run.account for run in self._ctx.tree if run.account.reservations)
-        return sum(
-            min(
-                account.own_reserved(LimitKind.COST),
-                sum(
-                    each.cost or 0 for each in account.reservations.values() if key in each.periods
-                ),
-            )
-            for account in accounts
-        )
-
-    def _measured(self, share: float, _at: float) -> dict[tuple[str, str], Reading]:
-        """Return the budgets of which such a share is used. A budget of nothing cannot run out."""
-        near = (
-            each
-            for each in self.budgets
-            if each.allowed and (each.short or each.used >= share * each.allowed)
-        )
-        return {("budget", budget.whose): self._reading_of(budget) for budget in near}
-
-    def _reading_of(self, budget: Budget) -> Reading:
-        used = budget.used - self.reserved_of(budget)  # what is only reserved may be given back
-        words = self.sentence_of(budget)
-        if budget.short:
-            words = f"too little is left for a model call: {words}"
-        return Reading(
-            round(used / budget.allowed, 4), None, budget.short or used >= budget.allowed, words
-        )
-
-    def sentence_of(self, budget: Budget) -> str:
-        return budget.sentence(self.reserved_of(budget))
-
-    def numbers_of(self, budget: Budget, refused: int = 0, *, exceeded: bool = False) -> Numbers:
-        threshold = budget.allowed if exceeded else None
-        counted, reserved = budget.used + refused, self.reserved_of(budget)
-        return numbers_of(LimitKind.COST, counted, reserved, refused, threshold)
-
-    def doubts_of(self, budget: Budget) -> int:
-        """Return what calls under way may cost beyond what they have charged to a budget."""
-        return sum(map(self.under_way.doubts, budget.members))
-
-    def _publish(
-        self, what: EventType, run: Run, budget: Budget, refused: int | None = None
-    ) -> None:
-        words = self.sentence_of(budget)
-        if refused is not None:
-            words = f"was refused {format_usd(to_usd(refused))} USD more: {words}"
-        event = Event(
-            type=what,
-            severity="medium",
-            message=words,
-            scope=budget.scope,
-            limit_kind=LimitKind.COST,
-            threshold=to_usd(budget.allowed),
-            **self.numbers_of(budget, refused or 0, exceeded=what is EventType.LIMIT_EXCEEDED),
-            refused=refused is not None,
-        )
-        self._ctx.publish_event(event, run)

@@ -3,7 +3,7 @@ or refused.
 
 A call that does not fit waits as long as other calls' reservations are in its way. Then its maximum
 output is lowered to what fits, if that is worth a call, and for a limit that pauses also ample for
-the run's replies. Else the call is answered by the outermost limit, else by the budget, that has
+the run's replies. Else the call is answered by the outermost limit, else by the purse, that has
 too little room for it. Bounds on rates and parallel calls make calls wait, too.
 
 The input of a call is an estimate, and may be more. That is part of what has to fit, as far as
@@ -22,23 +22,21 @@ from msgspec.structs import replace
 
 from ...protocol.event_types import EventType
 from ...protocol.requests.gateway import AdmitCall, CallDecision
-from ...protocol.types import Action, CallInfo, ErrorCode, Event, LimitKind, Reason, RunId, Status
+from ...protocol.types import Action, CallInfo, ErrorCode, LimitKind, Reason, RunId, Status
 from .. import commands as c
 from .. import events as e
 from ..context import Context
 from ..life.attempts import AttemptTracker
 from ..life.spending import Spending
+from ..purses import Purse
 from ..state.account import OpenReservation, Use
-from ..state.budgets import Budget
 from ..state.holds import CallsWait
 from ..state.limits import ActiveLimit, amount
-from ..state.money import to_usd
 from ..state.run import MAX_FREE, MAX_FREE_NAME, Run, Token
 from ..state.vocabulary import ReasonKind, Timer
-from .budgets import BudgetEnforcement
 from .call_rules import Barrier, CallRates, Repeats, forbidden_model
 from .enforcement import WAITING, LimitEnforcement, after_cut, cut_at
-from .use_requests import MAX_RESERVATIONS, over_budget, over_limit
+from .use_requests import MAX_RESERVATIONS, over_limit
 
 MAX_WAITING = 1000
 """Calls of one run that wait. A thousand are a leak."""
@@ -95,7 +93,7 @@ _NO_DOUBT = _Doubt(0)
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """What a limit, or a budget, leaves for a call."""
+    """What a limit, or a purse, leaves for a call."""
 
     left: float
     """Of its own unit; below 0 where more is used than allowed."""
@@ -112,7 +110,7 @@ class _Room:
     limited: Run | None = None
     """The run whose limit it is."""
     active: ActiveLimit | None = None
-    budget: Budget | None = None
+    purse: Purse | None = None
 
     def output(self, kept: float) -> float:
         """Return the tokens of output that fit if so much is kept for other things; below 0:
@@ -144,14 +142,12 @@ class Calls:
         context: Context,
         spending: Spending,
         limits: LimitEnforcement,
-        budgets: BudgetEnforcement,
         attempts: AttemptTracker,
     ) -> None:
         self._ctx = context
         self._attempts = attempts
         self._spending = spending
         self._limits = limits
-        self._budgets = budgets
         self._rates = CallRates(context, spending)
         self._repeats = Repeats(context)
         self.waiting: dict[Token, WaitingCall] = {}
@@ -239,34 +235,23 @@ class Calls:
         self._limits.enforce(run, ev.at)
 
     def _cut(self, run: Run, reservation: OpenReservation, tokens: int, at: float) -> None:
-        """Note that a reply ended at the maximum to which a limit, or a budget, had lowered it."""
+        """Note that a reply ended at the maximum to which a limit, or a purse, had lowered it."""
         run_id, kind = reservation.lowered_by or ("", LimitKind.COST)
         limited = next((each for each in run.lineage if each.id == run_id), None)
         if limited is not None and kind in limited.limits:
             self._limits.reply_cut(run, limited, limited.limits[kind], tokens, at)
         else:
-            self._cut_by_budget(run, tokens)
+            self._cut_by_purse(run, cut_at(tokens))
 
-    def _cut_by_budget(self, run: Run, tokens: int) -> None:
-        budget = next((budget for budget in self._spending.budgets_of(run) if budget.near), None)
-        why = (
-            self._spending.sentence_of(budget)
-            if budget is not None
-            else "a budget that has been raised since had no room for more"
-        )
-        words = f"{cut_at(tokens)}; {why}"
-        then = after_cut(self._ctx.policy.budget_action)
-        if run.cut is None and budget is None:
-            self._ctx.publish(EventType.RUN_PROGRESS, run, words)
-        elif run.cut is None and budget is not None:
-            told = Event(
-                type=EventType.LIMIT_EXCEEDED, severity="medium", message=f"{words}; {then}",
-                scope=budget.scope, limit_kind=LimitKind.COST, threshold=to_usd(budget.allowed),
-                **self._spending.numbers_of(budget),
-            )  # fmt: skip
-            self._ctx.publish_event(told, run)
-        reason = Reason(kind=ReasonKind.LIMIT, limit_kind=LimitKind.COST, message=words)
-        self._limits.cannot_complete([run], reason, then)
+    def _cut_by_purse(self, run: Run, words: str) -> None:
+        found = self._ctx.purses.cut(run, words)
+        if found is None:
+            words += "; a limit that has been raised since had no room for more"
+            found = words, after_cut(Action.WARN)
+            if run.cut is None:
+                self._ctx.publish(EventType.RUN_PROGRESS, run, words)
+        reason = Reason(kind=ReasonKind.LIMIT, limit_kind=LimitKind.COST, message=found[0])
+        self._limits.cannot_complete([run], reason, found[1])
 
     def call_silent(self, ev: e.CallSilent) -> None:
         found = self._spending.reservation(ev.reservation)
@@ -424,8 +409,9 @@ class Calls:
             for room in rooms
             if room.output(room.doubt.most + room.doubts) < request.max_output
         ]
-        if any(self._draws(room, request.max_output) for room in short):
-            call.why = "the keeper of the fleet is asked for more of a budget"
+        drawn = next((room for room in short if self._draws(room, request.max_output)), None)
+        if drawn is not None:
+            call.why = f"the keeper of the fleet is asked for more of {_whose(drawn)}"
             return False
         # what other calls leave of their reservations may be all that it lacks
         if (room := next(filter(self._reserved, short), None)) is not None:
@@ -499,18 +485,17 @@ class Calls:
                         limited,
                         active,
                     )
-        if self._ctx.policy.budget_action is not Action.WARN:
-            for budget in self._spending.budgets_of(run):
-                kind, doubts = LimitKind.COST, self._spending.doubts_of(budget)
-                yield _Room(
-                    budget.left,
-                    *takes[kind],
-                    kind,
-                    ev.least_output,
-                    doubt[kind],
-                    doubts,
-                    budget=budget,
-                )
+        for purse in self._ctx.purses.of(run) if self._ctx.purses.known else ():
+            kind = LimitKind.COST
+            yield _Room(
+                purse.left,
+                *takes[kind],
+                kind,
+                ev.least_output,
+                doubt[kind],
+                purse.doubts,
+                purse=purse,
+            )
 
     def _admit_or_wait(
         self,
@@ -597,49 +582,41 @@ class Calls:
                 self._ctx.changed(each)
 
     def _reserved(self, room: _Room) -> int:
-        """Return what open reservations hold of a limit or a budget. Only asked for where a call
+        """Return what open reservations hold of a limit or a purse. Only asked for where a call
         does not fit."""
-        if room.budget is not None:
-            return self._spending.reserved_of(room.budget)
+        if room.purse is not None:
+            return room.purse.reserved
         assert room.limited is not None
         return room.limited.account.reserved(room.kind)
 
     def _draws(self, room: _Room, output: int) -> bool:
-        """Return whether the call waits for more of a budget from another node."""
+        """Return whether the call waits for more of a purse from another node."""
         needed = room.needed(output) + room.doubt.most + room.doubts
-        return room.budget is not None and self._spending.draw_if_possible(room.budget, needed)
+        return room.purse is not None and room.purse.draws(needed)
 
     def _refuse_or_pause(self, run: Run, call: WaitingCall, tight: _Room, at: float) -> bool:
-        """Take the action of the limit or budget, and answer the call unless the run is held by
+        """Take the action of the limit or purse, and answer the call unless the run is held by
         it."""
         more = tight.needed(tight.least)
-        if tight.budget is not None:
+        if tight.purse is not None:
             self._note_called(run)  # so its tree can spend, and the action is taken on it too
-            reserved = self._spending.reserved_of(tight.budget)
-            refusal = over_budget(tight.budget, more, reserved)
-            self._budgets.run_short(tight.budget, at)
+            why = tight.purse.refuse(more, at)
         else:
             assert tight.limited is not None
             assert tight.active is not None
             unsure = tight.limited.account.ended_unsure.get(tight.kind, 0)
             unsure += sum(each.account.unsure(tight.kind) for each in tight.limited.subtree())
             used = tight.limited.account.used(tight.kind) or 0
-            refusal = over_limit(tight.limited, tight.active, used, more)
+            why = over_limit(tight.limited, tight.active, used, more).message
             if tight.output(-unsure) < tight.least or tight.active.action in WAITING:
                 self._limits.reservation_refused(
                     tight.limited, tight.active, more, at, freeze=False
                 )
             else:  # what may not have been used ends no run
-                refusal = replace(
-                    refusal,
-                    message=(
-                        f"{refusal.message}; "
-                        f"{amount(tight.kind, unsure)} of that may not have been used"
-                    ),
-                )
+                why = f"{why}; {amount(tight.kind, unsure)} of that may not have been used"
         if _held(run):
             return False
-        self._refuse(call, refusal.message, at)
+        self._refuse(call, why, at)
         return True
 
     # ---- records
@@ -674,7 +651,10 @@ class Calls:
 
 
 def _whose(room: _Room) -> str:
-    return f"the {room.kind} limit of run {room.limited.id}" if room.limited else "a budget"
+    if room.purse is not None:
+        return room.purse.what
+    assert room.limited is not None
+    return f"the {room.kind} limit of run {room.limited.id}"
 
 
 def _told(ev: e.CallSettled) -> dict[str, Any]:

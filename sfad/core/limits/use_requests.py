@@ -3,15 +3,13 @@
 from dataclasses import dataclass
 
 from ...protocol.kinds import KINDS
-from ...protocol.types import ErrorCode, LimitKind, LimitRefusal, Status
-from ...protocol.units import format_usd
+from ...protocol.types import ErrorCode, LimitRefusal, Status
 from .. import commands as c
 from .. import events as e
 from ..context import Context
 from ..life.spending import Spending
-from ..state.budgets import Budget
 from ..state.limits import ActiveLimit, amount, and_reserved, bare
-from ..state.money import to_usd, to_wire
+from ..state.money import to_wire
 from ..state.run import Run
 from .enforcement import LimitEnforcement
 
@@ -31,7 +29,7 @@ class UseRequests:
         self._ctx.reply(ev.token, c.Changed(run))
 
     def reserve_requested(self, run: Run, ev: e.ReserveRequested) -> None:
-        """Reserve an amount, unless it would take a limit or a budget too far."""
+        """Reserve an amount, unless it would take a limit or a purse too far."""
         if run.status is Status.STOPPING or len(run.account.reservations) >= MAX_RESERVATIONS:
             why = (
                 "is being stopped"
@@ -59,18 +57,7 @@ class UseRequests:
                     )
                     self._limit_enforcement.reservation_refused(limited, active, more, ev.at)
                     return True
-        cost = ev.reservation.cost or 0
-        budget = self._spending.check_budgets(run, cost)
-        if budget is not None and self._spending.draw_if_possible(budget, cost):
-            self._spending.postponed.append(ev)
-        elif budget is not None:
-            self._ctx.reply(
-                ev.token,
-                c.ReserveAnswer(
-                    run, None, over_budget(budget, cost, self._spending.reserved_of(budget))
-                ),
-            )
-        return budget is not None
+        return bool(self._ctx.purses.known) and self._ctx.purses.refuses(run, ev)
 
     def settle_requested(self, ev: e.SettleRequested) -> None:
         found = self._spending.reservation(ev.reservation)
@@ -108,18 +95,4 @@ def over_limit(limited: Run, active: ActiveLimit, used: float, more: float) -> L
             f"not reserved: {amount(limit.kind, more)} more would take {whose}: {numbers}. "
             "Finish with what you have."
         ),
-    )
-
-
-def over_budget(budget: Budget, more: int, reserved: int) -> LimitRefusal:
-    return LimitRefusal(
-        scope=budget.scope,
-        whose=budget.name,
-        limit_kind=LimitKind.COST,
-        threshold=to_usd(budget.allowed),
-        used=to_usd(budget.used - reserved),
-        reserved=to_usd(reserved),
-        asked=to_usd(more),
-        message=f"not reserved: {format_usd(to_usd(more))} USD more is not left in the budget: "
-        f"{budget.sentence(reserved)}. Finish with what you have.",
     )

@@ -48,7 +48,6 @@ TABLE: Mapping[str, Access] = MappingProxyType({
     "admit_call": _FOR_GATEWAY,
     "agents": _NO_RUN,
     "approve": _FOR_PEOPLE,
-    "ask_allowances": _OF_FLEET,
     "calls": _ONE,
     # it tells of keys' places, and of other users' budgets
     "config": Access("admin", scope="none"),

@@ -204,8 +204,11 @@ class Silence:
     """When the call went out, on the core's clock."""
 
 
-Periods = tuple[tuple[str, str, str], ...]
-"""Budgets by scope, name and the start of the period."""
+ChargedTo = tuple[tuple[str, str, str], ...]
+"""What keeps apart whatever a reservation was charged to beside accounts (`core.purses`): scope,
+name, and the start of the period."""
+
+NOWHERE: ChargedTo = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +220,7 @@ class OpenReservation:
     output_tokens: int
     cost: int | None
     role: Role | None
-    periods: Periods = ()
+    periods: ChargedTo = ()
     source: Literal["report", "gateway"] = "report"
     """Whose figures it will become part of."""
     messages: int = 0

@@ -130,9 +130,6 @@ class Policy:
     """Patterns of models that may be called; all, where there is none."""
     calls_per_run: CallBounds = NO_BOUNDS
     calls_per_user: CallBounds = NO_BOUNDS
-    budget_action: Action = Action.PAUSE
-    """What becomes of a user's live trees when a budget of the user or of a team has run out:
-    pause, terminate or warn."""
     result_wait: float = 30.0
     """How long an agent may stay after it has printed its final result."""
     grace: float = 5.0

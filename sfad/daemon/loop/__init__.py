@@ -28,8 +28,7 @@ metering ───────────────────────�
 `gateways`         the gateways of all users, and which of them leads where
 `connection_watch` model calls that a run makes itself, past the gateways
 `fleet`            this daemon as a node of a fleet: ways to other nodes, runs that execute there
-`keeper`           asks the keeper of a fleet what this node may spend of budgets, and tells it of
-                   subscriptions
+`keeper`           the node of a fleet that the others ask where something is shared by all
 `fleet_process`    starts what makes this node's actor
 `granted`          requests of other nodes about runs that they have granted to this one
 `own_servers`      sees work that programs hand to servers of their own outside of their runs

@@ -12,7 +12,6 @@ from ...core import commands as c
 from ...core import events as e
 from ...core.machine import Machine
 from ...core.state.run import Run
-from ...durable.budgets import BudgetBooks
 from ...durable.maintenance import SessionArchive
 from ...host.faults import crash_point
 from ...host.tasks import Background
@@ -23,7 +22,7 @@ from ...usage.metering import Metering
 from .announcing import Announcer
 from .fleet import Fleet
 from .granted import GrantedRuns
-from .keeper import KeeperRequests
+from .keeper import Keeper
 from .launcher_events import LauncherEvents
 from .launching import Launching
 from .pending_requests import PendingRequests
@@ -86,14 +85,13 @@ class CoreLoop:
     announcer: Announcer
     parts: Parts
     metering: Metering
-    budgets: BudgetBooks
     saver: Saver
     launching: Launching
     launcher_events: LauncherEvents
     background: Background
     archive: SessionArchive
     fleet: Fleet
-    keeper: KeeperRequests
+    keeper: Keeper
     granted: GrantedRuns
     shut_down: Callable[[], None]
 
@@ -172,12 +170,8 @@ class CoreLoop:
                 self._hear(call.run_id, trio.current_time())
                 self.saver.record_call(call, lineage)
                 self.saver.run_feed.changed([call.run_id])
-            case c.SaveBudget():
-                pass  # it was saved with the snapshots
-            case c.Draw():
-                self.keeper.draw(command)
-            case c.Charge(scope, name, nanos):
-                self.budgets.record(scope, name, nanos)
+            case c.Tell(feature, what):
+                self.parts.told(feature, what)
             case c.Interrupt(run_id):
                 # if it has ended by now, the core will hear of that
                 launcher.signal_main(run_id, SIGINT)

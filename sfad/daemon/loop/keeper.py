@@ -1,183 +1,112 @@
-"""Asks the keeper of the fleet what this node may spend of budgets, regularly, and at once when
-something lacks money. Tells it what features share, and hears what other nodes know."""
+"""The keeper of a fleet: the node that the others ask where something is shared by all. Tells it
+what features share, and hears what other nodes know."""
 
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import trio
 
 from ...config import FleetConfig
-from ...core import commands as c
-from ...core import events as e
 from ...core.machine import Machine
-from ...core.state.allowances import Drawing
-from ...core.state.money import to_usd
-from ...durable.budgets import BudgetBooks
-from ...host.clock import wall_clock
-from ...host.log import Log
-from ...protocol.messages import (
-    Allowances,
-    Error,
-    SharedSubscriptions,
-    ShareSubscriptions,
-)
-from ...protocol.requests.fleet import Allowance
-from ..loop.fleet import Fleet
-from .seam import Parts
+from ...durable.snapshots import RetryingStore
+from ...protocol.errors import unavailable
+from ...protocol.messages import SharedSubscriptions, ShareSubscriptions
+from ...protocol.requests.base import Reply, Request
+from ...protocol.requests.fleet import SharedSubscription
+from .fleet import Fleet
 
-AGAIN, AGAIN_MAX = 0.2, 10.0
-"""Seconds until a keeper that has not answered is asked again: doubled each time."""
+AGAIN_MAX = 10.0
+"""Seconds until the cluster's head is asked for again."""
 SHARE_AFTER = 2.0
 """Seconds between two times that this is shared: each reply to a model call changes
 something."""
 
+SAVED = "keeper"
+"""The key in the spool: the keeper as it was known last."""
 
-class KeeperRequests:
+
+class Keeper:
     def __init__(
         self,
         config: FleetConfig,
-        budgets: BudgetBooks,
+        store: RetryingStore,
         machine: Machine,
         fleet: Fleet,
-        feed: e.Feed,
-        log: Log,
-        parts: Parts,
+        shared: Callable[[], list[SharedSubscription]],
+        heard: Callable[[Sequence[SharedSubscription]], object],
     ) -> None:
-        self._interval = config.lease
-        self._budgets = budgets
+        """`shared`: returns what features share. `heard`: takes what other nodes know."""
+        self.interval = config.lease
+        """Seconds after which it is asked again, whatever happens."""
+        self.enabled = fleet.enabled
+        """There is a fleet."""
+        self.here = fleet.node
+        """This node."""
+        self._store = store
         self._machine = machine
         self._fleet = fleet
-        self._feed = feed
-        self._log = log
-        self._parts = parts
-        self._drawing = Drawing(fleet.node)
-        self._lacking, self._shares_changed, self._known = (
-            trio.Event(),
-            trio.Event(),
-            trio.Event(),
-        )
+        self._shared, self._heard = shared, heard
+        self._shares_changed = trio.Event()
+        self.known = trio.Event()
+        """Which node it is, is known."""
         self.node: str | None = None
         """The keeper."""
         self.trouble: str | None = None
         """Why it has not answered."""
         if fleet.enabled:
-            self._know(config.keeper or budgets.charges.keeper)
+            saved = store.items.get(SAVED, b"").decode() or None
+            self._know(config.keeper or saved)
 
     def _know(self, keeper: str | None) -> None:
         self.node = keeper
         if keeper is not None:
-            self._known.set()
-        self._budgets.keeper = None if keeper == self._fleet.node else keeper or ""
+            self.known.set()
 
-    def draw(self, command: c.Draw) -> None:
-        """Ask for more of a budget now."""
-        key = (command.scope, command.name)
-        self._drawing.needs[key] = max(command.nanos, self._drawing.needs.get(key, 0))
-        self._lacking.set()
-        if self.node is None:
-            why = "it is not known yet which node keeps the budgets (sfactl fleet status)"
-            self._feed(e.AllowancesKnown(trio.current_time(), (), waits=why))
+    def check_here(self) -> str:
+        """Return this node, which is the keeper. Raise `RequestError` if it is not."""
+        if self.node != self.here:
+            raise unavailable(
+                f"node {self.here} does not keep the budgets of this fleet; "
+                f"for it the keeper is {self.node or 'not known yet'}"
+            )
+        return self.here
+
+    async def ask(self, request: Request) -> Reply:
+        """Ask it something. Raise `OSError`."""
+        return await self._fleet.pass_on(self.node or "", request)
 
     async def serve(self) -> None:
-        """Ask whenever something lacks, and regularly, until cancelled."""
-        if not self._fleet.enabled:
-            await trio.sleep_forever()
-        await self._find_keeper()
-        if self.node == self._fleet.node:
-            await trio.sleep_forever()
-        regular_at = trio.current_time()
-        while True:
-            with trio.move_on_at(regular_at):
-                await self._lacking.wait()
-            self._lacking, pause = trio.Event(), AGAIN
-            if trio.current_time() >= regular_at:
-                self._give_back()
-            while not await self._ask():
-                await trio.sleep(pause)
-                pause = min(2 * pause, AGAIN_MAX)
-            regular_at = trio.current_time() + self._interval
-
-    async def serve_shares(self) -> None:
-        """Share what features share whenever that changes, and regularly, until cancelled."""
-        await self._known.wait()
-        if self.node == self._fleet.node:
-            await trio.sleep_forever()
-        while True:
-            with trio.move_on_after(self._interval):
-                await self._shares_changed.wait()
-            self._shares_changed = trio.Event()
-            if (known := self._parts.shared()) or len(self._machine.tree):
-                with suppress(OSError):  # the next time tells the same, or newer
-                    answer = await self._fleet.pass_on(
-                        self.node or "", ShareSubscriptions(id=1, plans=known)
-                    )
-                    self._parts.heard(
-                        answer.plans if isinstance(answer, SharedSubscriptions) else ()
-                    )
-            await trio.sleep(SHARE_AFTER)
-
-    def shares_changed(self) -> None:
-        self._shares_changed.set()
-
-    async def _find_keeper(self) -> None:
-        """Wait until it is known who keeps the budgets: the daemon of the cluster's head, unless
-        the config names another."""
-        while self.node is None:
+        """Find out which node it is: that of the cluster's head, unless the config names
+        another."""
+        while self.enabled and self.node is None:
             await self._fleet.connected.wait()
             head = await self._head()
             if head is None:
                 await trio.sleep(AGAIN_MAX)
                 continue
-            self._budgets.charges.save_keeper(head)
+            self._store.write_soon({SAVED: head.encode()})
             self._know(head)
-            self._budgets.look()
+        await trio.sleep_forever()
 
     async def _head(self) -> str | None:
         with suppress(OSError):
             return next((node.name for node in await self._fleet.nodes() if node.head), None)
         return None
 
-    def _give_back(self) -> None:
-        returned = [
-            Allowance(scope=budget.scope, name=budget.name, begins=budget.begins, usd=to_usd(kept))
-            for budget, kept in self._drawing.returned(self._budgets.known)
-        ]
-        if returned:
-            self._feed(e.AllowancesKnown(trio.current_time(), returned))
+    async def serve_shares(self) -> None:
+        """Share what features share whenever that changes, and regularly, until cancelled."""
+        await self.known.wait()
+        if self.node == self.here:
+            await trio.sleep_forever()
+        while True:
+            with trio.move_on_after(self.interval):
+                await self._shares_changed.wait()
+            self._shares_changed = trio.Event()
+            if (known := self._shared()) or len(self._machine.tree):
+                with suppress(OSError):  # the next time tells the same, or newer
+                    answer = await self.ask(ShareSubscriptions(id=1, plans=known))
+                    self._heard(answer.plans if isinstance(answer, SharedSubscriptions) else ())
+            await trio.sleep(SHARE_AFTER)
 
-    async def _ask(self) -> bool:
-        """Ask the keeper, and take its answer. Return whether it has given one."""
-        budgets = list(self._budgets.known)
-        if not budgets:
-            return True
-        assert self.node is not None
-        try:
-            answer = await self._fleet.pass_on(
-                self.node, self._drawing.request(budgets, wall_clock().timestamp())
-            )
-        except OSError as error:
-            return self._unanswered(
-                f"node {self.node}, which keeps the budgets, does not answer: {error}"
-            )
-        if isinstance(answer, Error):
-            return self._unanswered(f"node {self.node}: {answer.message}")
-        assert isinstance(answer, Allowances)
-        self.trouble = None
-        known = self._drawing.understood(answer)
-        self._feed(e.AllowancesKnown(trio.current_time(), known))
-        return bool(known) and all(each.number for each in known)
-
-    def rest(self) -> None:
-        """Refuse what waits for the keeper, because the next program would not know of it."""
-        if self._fleet.enabled:
-            self._feed(
-                e.AllowancesKnown(
-                    trio.current_time(), (), waits="the daemon is being renewed; try again"
-                )
-            )
-
-    def _unanswered(self, why: str) -> bool:
-        if self.trouble is None:
-            self._log.warning(why)
-        self.trouble = why
-        self._feed(e.AllowancesKnown(trio.current_time(), (), waits=why))
-        return False
+    def shares_changed(self) -> None:
+        self._shares_changed.set()

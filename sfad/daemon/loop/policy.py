@@ -62,7 +62,6 @@ def policy_of(loaded: configuration.Loaded, *, everyone: bool) -> Policy:
         bypass=config.gateway.bypass,
         calls_per_run=config.gateway.per_run,
         calls_per_user=config.gateway.per_user,
-        budget_action=Action(config.budgets.action),
         sessions=_session_policy(config.sessions),
         access=AccessRules(
             all_users=everyone, admin_gid=config.access.admin_group, features=ACCESS

@@ -21,7 +21,6 @@ from ...core.machine import Machine
 from ...core.state.quotas import HOUR
 from ...core.state.run import Run
 from ...durable.adoption import Adoption, Rows, StoredPidfds
-from ...durable.budgets import BudgetBooks
 from ...durable.handover import HandedRun
 from ...durable.maintenance import Maintenance, MaintenanceJobs, SessionArchive
 from ...features.listed import FEATURES
@@ -49,7 +48,7 @@ from .fleet_process import FleetProcess
 from .gateway_routing import GatewaySteps
 from .gateways import Gateways
 from .granted import GrantedRuns
-from .keeper import KeeperRequests
+from .keeper import Keeper
 from .launcher_events import LauncherEvents
 from .launching import Launching
 from .own_servers import ServerWatch
@@ -57,7 +56,7 @@ from .pending_requests import PendingRequests
 from .policy import policy_of, shares
 from .resources import Resources
 from .saving import Saver
-from .seam import Heart, Parts, barrier_of, watchers_of
+from .seam import Heart, Parts, barrier_of, purses_of, watchers_of
 from .shipping import Shipping
 from .starting import Starting
 from .status_text import StatusText
@@ -75,7 +74,6 @@ class Succession:
     catalogue: RunCatalogue
     announcer: Announcer
     metering: Metering
-    budgets: BudgetBooks
     gateways: Gateways
     parts: Parts
     launching: Launching
@@ -117,8 +115,6 @@ class Succession:
             # not sooner: its time may come while ended runs are read, when the core does not know
             # it yet
             self.launching.expect(starting)
-        # a tree that was paused for a budget goes on if that was renewed or raised since
-        self.budgets.look()
         for one in adoption.runs:
             if one.exited is not None:
                 self.launcher_events.arrived(one.exited)
@@ -288,6 +284,7 @@ class Runtime:
             may_start=[rule for feature in FEATURES.values() for rule in feature.may_start],
             watchers=watchers_of(FEATURES),
             barrier=barrier_of(FEATURES),
+            purses=purses_of(FEATURES),
         )
         self.descriptors = Descriptors(resources.rounds)
         self.background = Background(self.log.internal_error)
@@ -342,7 +339,7 @@ class Runtime:
             resources, self.machine, self.catalogue, self.announcer, self.storage, self.background,
             self.feed, lambda: self.config, lambda: self.config_files, self.began,
             lambda: self.connections(), self.commands, gateway_steps, self.gateways,
-            lambda: self.parts,
+            lambda: self.keeper, lambda: self.parts,
         )  # fmt: skip
         self.parts = Parts(FEATURES, heart)
         self.shipping = Shipping(shipped, self.commands, self.catalogue.live)
@@ -371,20 +368,17 @@ class Runtime:
             self.machine.tree, self.timers, self.metering, self.pidfds, self.background, self.feed,
             self.commands, self.bypass_watch, self.server_watch,
         )  # fmt: skip
-        self._budgets = BudgetBooks(
-            self.machine.budgets,
-            self.ledger,
-            self.timers,
-            self.feed,
-            self.log.warning,
-            self.spool.charges,
-        )
-        self.keeper = KeeperRequests(
-            config.fleet, self._budgets, self.machine, self.fleet, self.feed, self.log, self.parts
+        self.keeper = Keeper(
+            config.fleet,
+            self.spool.values,
+            self.machine,
+            self.fleet,
+            self.parts.shared,
+            self.parts.heard,
         )
         self.run_feed = RunFeed(self.catalogue, self.launcher, self.timers)
         self.saver = Saver(
-            resources, self.catalogue, self.watchers, self._budgets, self.metering, self.storage,
+            resources, self.catalogue, self.watchers, self.metering, self.storage,
             self.feed, self.run_feed, self.parts,
         )  # fmt: skip
         self.ledger.report_to(self.saver)
@@ -405,12 +399,12 @@ class Runtime:
             self.shipping,
         )
         self.succession = Succession(
-            resources, self.machine, self.catalogue, self.announcer, self.metering, self._budgets,
+            resources, self.machine, self.catalogue, self.announcer, self.metering,
             self.gateways, self.parts, launching, self.launcher_events, self.background, self.feed,
         )  # fmt: skip
         loop = CoreLoop(
             self.machine, resources, self.catalogue, self.requests, self.announcer, self.parts,
-            self.metering, self._budgets, self.saver, launching,
+            self.metering, self.saver, launching,
             self.launcher_events, self.background, self.session_archive, self.fleet, self.keeper,
             self.granted, shut_down,
         )  # fmt: skip
@@ -474,7 +468,6 @@ class Runtime:
 
     def _follow_config(self) -> None:
         self.parts.follow()
-        self._budgets.know(self.config.budgets)
         self.counts.registers(
             agent.type for agent in self.config.agents.values() if agent.type is not None
         )

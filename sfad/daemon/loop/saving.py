@@ -10,7 +10,6 @@ from ...core import commands as c
 from ...core import events as e
 from ...core.state.run import Run, run_number
 from ...core.state.vocabulary import ReasonKind
-from ...durable.budgets import BudgetBooks
 from ...durable.snapshots import Changes
 from ...host.clock import wall_clock
 from ...host.faults import crash_point
@@ -34,7 +33,7 @@ SAVE_USE_WITHIN = 1.0
 a row of each run."""
 
 
-_SAVED_WITH = frozenset({c.Launch, c.Charge, c.SaveBudget, c.Admit, c.SaveOf, c.RecordCall})
+_SAVED_WITH = frozenset({c.Launch, c.Admit, c.SaveOf, c.RecordCall})
 """Commands that say what is saved with the snapshots."""
 
 
@@ -43,7 +42,6 @@ class Saver:
     resources: Resources
     catalogue: RunCatalogue
     watchers: Watchers
-    budgets: BudgetBooks
     metering: Metering
     storage: StorageWatch
     feed: e.Feed
@@ -57,7 +55,7 @@ class Saver:
     def save_snapshots(self, outcome: c.Outcome) -> list[Live]:
         """Save what was decided, before any of it is done: the next daemon may find it half done.
         Where a run was admitted, return what is to be saved together with it instead."""
-        admits = charges = unsaved = False
+        admits = uses = unsaved = False
         launched: set[RunId] = set()
         for command in (
             () if _SAVED_WITH.isdisjoint(map(type, outcome.commands)) else outcome.commands
@@ -65,23 +63,17 @@ class Saver:
             match command:
                 case c.Launch(run):
                     launched.add(run.id)
-                case c.Charge(scope, name):
-                    self.budgets.save(scope, name)
-                    charges = True
-                case c.SaveBudget(scope, name):
-                    self.budgets.save(scope, name)
-                    unsaved = True
                 case c.Admit():
                     admits = True
-                case c.SaveOf(feature, soon=False):
+                case c.SaveOf(feature, soon=False, used=used):
                     self.resources.timers.disarm(("save", feature))
                     self.resources.spool.values.add_to_next(self.parts.state(feature))
-                    unsaved = True
+                    unsaved, uses = True, uses or used
                 case c.RecordCall(call) if call.state == "ended":
                     self._keep(call)
-        # a budget that was charged for use which is not saved would be charged for it again by the
-        # next daemon
-        runs = outcome.changed | outcome.used if charges else outcome.changed
+        # what was charged for use which is not saved would be charged for it again by the next
+        # daemon
+        runs = outcome.changed | outcome.used if uses else outcome.changed
         changed = [live for run in runs if (live := self.catalogue.live.get(run)) is not None]
         if changed:
             now = wall_clock()  # the same for all: no run has ended before its descendants
@@ -98,7 +90,7 @@ class Saver:
                 live for live in changed if live.run.id not in launched or live.run.attempt > 1
             ]
         if changed:
-            self.resources.spool.journal.save(changed, self.metering.position if charges else None)
+            self.resources.spool.journal.save(changed, self.metering.position if uses else None)
         elif unsaved:
             self.resources.spool.values.write_soon({})
         return []

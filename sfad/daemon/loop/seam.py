@@ -25,12 +25,15 @@ from ...config import Configuration
 from ...core import events as e
 from ...core.barring import Barrier
 from ...core.context import Context
-from ...core.machine import Components, Machine, NewBarrier
+from ...core.machine import Components, Machine, NewBarrier, NewPurses
+from ...core.purses import Purses
 from ...core.state.access import Peer, Scope
 from ...core.state.run import Run
 from ...core.watching import NewWatcher, Watcher
 from ...durable.snapshots import Changes
+from ...durable.spool import Spool
 from ...feature import Feature
+from ...host.metrics import Values
 from ...host.tasks import Background, keep_serving
 from ...processes.contained_commands import ContainedCommands
 from ...protocol.errors import bad_request
@@ -44,9 +47,11 @@ from ...runs.live import Live
 from ...start.prepare import Check, Step
 from ...start.prepared import Prepared
 from ...start.surroundings import Surroundings
+from ...storage.ledger import OpenedLedger
 from .announcing import Announcer
 from .gateway_routing import GatewaySteps
 from .gateways import Gateways
+from .keeper import Keeper
 from .resources import Resources
 from .storage_watch import StorageWatch
 
@@ -81,6 +86,8 @@ class Heart:
     child run is routed, too."""
     gateways: Gateways
     """Isolation needs them: a run in a network of its own reaches its gateway alone."""
+    keeper: Callable[[], Keeper]
+    """Returns what is known of the keeper of a fleet."""
     parts: Callable[[], "Parts"]
     """Returns the parts of features. One asks another by a moment that names both: hooks, which
     execute commands for runs in sandboxes, ask for `sandbox_of`."""
@@ -122,6 +129,9 @@ class Part:
     at once in a part that is loaded later."""
     serve: Callable[[], Awaitable[None]] | None = None
     """Goes on by itself until it is cancelled. It begins after `begin`."""
+    loaded: Callable[[], object] | None = None
+    """It is there: what its half in the core asks for reaches it. Runs of an earlier daemon may not
+    be adopted yet."""
     reconfigure: Callable[[], object] | None = None
     """The config was read again."""
     admitted: Callable[[Run], object] | None = None
@@ -147,6 +157,8 @@ class Part:
     """A run has ended."""
     recorded: Callable[[RunInfo], object] | None = None
     """The end of a run is on record, or will be when the ledger can be written."""
+    told: Callable[[object], object] | None = None
+    """Takes what its half in the core tells (`core.commands.Tell`)."""
     state: Callable[[], Changes] | None = None
     """Returns what is saved of the feature, whose half in the core has asked for that."""
     state_saved: Callable[[], object] | None = None
@@ -157,6 +169,8 @@ class Part:
     """Takes what other nodes know."""
     status: Callable[[Peer, Scope], Mapping[str, object]] | None = None
     """Returns fields of `status` for a peer, who may know of the runs in this scope."""
+    measured: Callable[[], Values] | None = None
+    """Returns metrics of its own, which `host.metrics` has listed."""
     notice: Callable[[], str] | None = None
     """Returns what the administrator of the service should see at once; empty if nothing."""
     is_own: Callable[[int], bool] | None = None
@@ -243,7 +257,12 @@ class Parts:
         return self._part(owner).verbs[kind] if owner is not None else None
 
     def adopt(self, live: Live) -> None:
-        """Load the parts of features that do something for a run of an earlier daemon."""
+        """Load the parts of features that do something for a run of an earlier daemon, or have
+        paused it."""
+        if live.run.no_money is not None:
+            for name, each in self._features.items():
+                if each.purses:
+                    self._part(name)
         for decided_as, name in self._deciders.items():
             if live.parts.of(decided_as) is not None:
                 self._part(name)
@@ -289,6 +308,12 @@ class Parts:
                     return reply
         return None
 
+    def told(self, feature: str, what: object) -> None:
+        """Tell a part what its half in the core has decided."""
+        told = self._part(feature).told
+        assert told is not None
+        told(what)
+
     def state(self, feature: str) -> Changes:
         """Return what is saved of a feature."""
         state = self._part(feature).state
@@ -333,6 +358,11 @@ class Parts:
             if part.status is not None
             for name, value in part.status(peer, scope).items()
         }
+
+    def measured(self) -> Values:
+        """Return metrics of features."""
+        parts = [part.measured for part in self._loaded.values() if part.measured is not None]
+        return {name: values for measured in parts for name, values in measured().items()}
 
     def is_own(self, pid: int) -> bool:
         """Return whether a process is one of a feature."""
@@ -438,6 +468,8 @@ class Parts:
             self.stopped += _given(part.stopped)
             self.ended += _given(part.ended)
             self.recorded += _given(part.recorded)
+            if part.loaded is not None:
+                part.loaded()
             if self._goes and part.begin is not None:
                 part.begin()
             self._serve(part)
@@ -485,6 +517,29 @@ def barrier_of(features: Mapping[str, Feature]) -> NewBarrier | None:
 
     found = (partial(make, name, each) for name, each in features.items() if each.barrier)
     return next(found, None)
+
+
+def purses_of(features: Mapping[str, Feature]) -> NewPurses | None:
+    """The same of the one that charges."""
+
+    def make(name: str, feature: Feature, components: Components) -> Purses | None:
+        half = _half(name, feature.purses, feature)
+        return half.purses(components) if half is not None else None
+
+    found = (partial(make, name, each) for name, each in features.items() if each.purses)
+    return next(found, None)
+
+
+def corrected(
+    features: Mapping[str, Feature], config: Configuration, ledger: OpenedLedger, spool: Spool
+) -> list[str]:
+    """Have features bring the ledger in line with the spool. Return lines for the log."""
+    modules = [
+        import_module(f"sfad.features.{name}.{each.correct}")
+        for name, each in features.items()
+        if each.correct and any(map(config.is_set, each.sections))
+    ]
+    return [note for module in modules for note in module.correct(config, ledger, spool)]
 
 
 def _given(moment: Moment | None) -> list[Moment]:

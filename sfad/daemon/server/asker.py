@@ -176,6 +176,10 @@ class Asker:
             self, lambda token, now: event(now, token, self.peer, *args, **kwargs)
         )
 
+    def tell(self, what: object) -> None:
+        """Tell a feature's half in the core something, and reply with its answer."""
+        self.runtime.requests.ask(self, lambda token, now: e.Told(now, what, token))
+
     def __call__(self, answer: c.Answer) -> None:
         match answer:
             case c.SpawnDone(run) if run.asked.session is not None:
@@ -196,17 +200,14 @@ class Asker:
                 self.reply(_reserved(self.id, run, reservation, limit_refusal))
             case m.CallDecision():
                 self.reply(answer)
-            case m.Allowances():
-                if self.runtime.spool.charges.write():
-                    self.reply(answer)
-                else:  # what is given must be on record: else the next daemon gives it again
-                    self.fail(
-                        ErrorCode.UNAVAILABLE,
-                        (
-                            "the keeper cannot record what it gives: "
-                            "its disk is full, or does not answer"
-                        ),
-                    )
+            case c.OnRecord(reply, failing):
+                # what was to be saved with snapshots, because there may be none
+                self.runtime.spool.values.write_soon({})
+                assert isinstance(reply, m.Reply)
+                if self.runtime.spool.values.failing:
+                    self.fail(ErrorCode.UNAVAILABLE, failing)
+                else:
+                    self.reply(reply)
             case c.StopDone(stopped, survivors, elapsed, ended):
                 gone, alive = list(stopped), list(survivors)
                 self.reply(

@@ -51,8 +51,8 @@ def part(heart: Heart) -> Part:
         where that concerns the peer."""
         shared = alerts.shared
         if scope != EVERYTHING:
-            teams = [one for one in heart.machine.budgets.of(peer.user) if one.scope == "team"]
-            own = {("user", peer.user), *(("team", team.name) for team in teams)}
+            teams = heart.machine.teams_of(peer.user)
+            own = {("user", peer.user), *(("team", team) for team in teams)}
             own = own if scope.run is None else set()
             shared = {key: alert for key, alert in shared.items() if subject_of(key) in own}
         mine = heart.catalogue.live_runs(scope).values()

@@ -10,7 +10,6 @@ import trio
 
 from ... import __version__
 from ...core.state.access import EVERYTHING, Peer
-from ...core.state.money import to_usd
 from ...daemon.loop.seam import Heart
 from ...host.metrics import Counts, Histogram, HookOutcome, Labels, Values
 from ...protocol.event_types import EventType
@@ -86,7 +85,6 @@ class Measuring:
         live = Counter(live.run.status for live in self._heart.catalogue.live.values())
         status = self._heart.parts().status(_OPERATOR, EVERYTHING)
         alerts = Counter(alert.type for alert in status.get("alerts", ()))
-        budgets = list(machine.budgets)
         breaches: dict[Labels, float] = {
             (kind, action): count
             for kind, actions in counts.hit.items()
@@ -105,19 +103,13 @@ class Measuring:
             "sfad_limits_exceeded_last_hour": _alone(counts.hit_in_an_hour(time.time())),
             "sfad_spawn_duration_seconds": {(): counts.spawn},
             "sfad_queue_wait_seconds": {(): counts.queue_wait},
-            "sfad_budget_usd": {
-                (budget.scope, budget.name): to_usd(budget.allowed) for budget in budgets
-            },
             "sfad_plan_used_ratio": {
                 (found.provider, found.account, window.window): window.used_ratio
                 for found in status.get("plans", ())
                 for window in found.windows
                 if window.used_ratio is not None
             },
-            "sfad_budget_used_usd": {
-                (budget.scope, budget.name): to_usd(budget.charged - machine.reserved_of(budget))
-                for budget in budgets
-            },
+            **self._heart.parts().measured(),
         }
 
     def _of_users(self) -> Values:

@@ -73,7 +73,9 @@ class WindowBar:
 
 class Subscriptions(Barrier):
     def __init__(self, components: Components) -> None:
-        self._ctx, self._lifecycle, self._pausing, self._limit_holds, self._limits = components
+        self._ctx, self._lifecycle = components.context, components.lifecycle
+        self._pausing, self._limit_holds = components.pausing, components.limit_holds
+        self._limits = components.limits
         self._ctx.readings.append(self._measured)
         self.known: dict[str, Subscription] = {}
         """By their keys."""

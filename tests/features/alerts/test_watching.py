@@ -25,7 +25,8 @@ from sfad.features.alerts.measures import (
 )
 from sfad.features.alerts.watching import Alerts
 from sfad.protocol.types import ApiTrouble, Event, LimitKind
-from tests.core.transcript import BOB, Transcript, purse, seconds
+from tests.core.transcript import BOB, Transcript, seconds
+from tests.features.budgets.transcript import Budgeted, purse
 
 WATCHERS = {NAME: Alerts}
 
@@ -50,10 +51,10 @@ def policy(**alerts: Any) -> Policy:
     return Policy(sections={NAME: config}, repeats=3, watches_clocks=clocks)
 
 
-def watched(**alerts: Any) -> Transcript:
+def watched(**alerts: Any) -> Budgeted:
     """A machine without limits on numbers of runs and costs that are far above what the test
     uses."""
-    return Transcript(policy(**alerts), watchers=WATCHERS)
+    return Budgeted(policy(**alerts), watchers=WATCHERS)
 
 
 def alerts_of(t: Transcript) -> Alerts:
@@ -394,7 +395,8 @@ def test_what_is_only_reserved_of_a_budget_raises_no_alert() -> None:
 def test_what_another_feature_measures() -> None:
     share, key = 0.5, ("plan", "anthropic/3f2a/5h")
     t = watched()
-    t.machine = Machine(t.machine.policy, watchers={NAME: lambda context: measuring(context)})
+    halves = t.halves | {"watchers": {NAME: lambda context: measuring(context)}}
+    t.machine = Machine(t.machine.policy, **halves)
 
     def measuring(context: Context) -> Alerts:
         context.readings.append(lambda *_: {key: Reading(share, 1.0, share >= 1, "empty soon")})

@@ -7,10 +7,7 @@ import trio
 
 from .... import __version__
 from ....config import ConfigError
-from ....core.machine import Machine
 from ....core.state.access import EVERYTHING
-from ....core.state.budgets import Budget
-from ....core.state.money import to_usd
 from ....core.state.quotas import QuotaUse
 from ....host import systemd
 from ....host.probe import user_name
@@ -29,7 +26,7 @@ from ....protocol.messages import (
     Reloaded,
     SubscriptionList,
 )
-from ....protocol.types import BudgetState, QuotaState, Status
+from ....protocol.types import QuotaState, Status
 from ...loop.gateways import Gateways
 from ..asker import Asker, answers
 from ..checks import MAX_SECONDS
@@ -45,11 +42,6 @@ def status(asker: Asker, _request: DaemonInfo) -> None:
     scope = asker.scope
     mine = runtime.catalogue.live_runs(scope).values()
     everything = scope == EVERYTHING
-    budgets = (
-        (b for b in machine.budgets if scope.uid is None or asker.peer.user in b.members)
-        if scope.run is None
-        else ()
-    )
     gateway = runtime.gateways.known(asker.peer.uid)
     trusted = asker.peer.uid in (0, os.geteuid())
     asker.reply(
@@ -77,7 +69,6 @@ def status(asker: Asker, _request: DaemonInfo) -> None:
             enforcement={
                 kind: runtime.launcher.enforced_by(kind) for kind in ("memory", "pids", "cpu")
             },
-            budgets=[_state(budget, machine) for budget in budgets],
             linger_command=systemd.linger_command(),
             gateway=gateway.url if gateway is not None else None,
             rejected_config=runtime.rejected_config if trusted else None,
@@ -130,24 +121,6 @@ def _quotas(asker: Asker) -> list[QuotaState]:
         )
         for one in (*everyones, *found)
     ]
-
-
-def _state(budget: Budget, machine: Machine) -> BudgetState:
-    accounts = [run.account for run in machine.tree if run.user in budget.members]
-    reserved = machine.reserved_of(budget)
-    return BudgetState(
-        scope=budget.scope,
-        name=budget.name,
-        period=budget.period,
-        usd=to_usd(budget.allowed),
-        used_usd=to_usd(budget.used - reserved),
-        reserved_usd=to_usd(reserved),
-        renews=budget.renews,
-        partial=budget.partial or any(account.cost_may_grow for account in accounts),
-        at_most=budget.at_most or any(account.cost_at_most for account in accounts),
-        allowance_usd=to_usd(budget.allowance) if budget.keeper is not None else None,
-        nodes={node: to_usd(given.allowance) for node, given in budget.given.items()},
-    )
 
 
 # ---- `config`: the effective configuration, and where each value comes from

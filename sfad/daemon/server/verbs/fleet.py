@@ -9,7 +9,6 @@ from ....core import events as e
 from ....protocol.errors import check_most, unavailable
 from ....protocol.messages import (
     FLEET_VERSION,
-    AskAllowances,
     Done,
     DrainNode,
     FleetNodes,
@@ -125,36 +124,16 @@ def fleet_told(asker: Asker, request: FleetTold) -> None:
     asker.runtime.fleet.told(request)
 
 
-# ---- `ask_allowances`, `share_plans`, `tend`: for the daemon of another node
-
-
-@answers(AskAllowances)
-def ask_allowances(asker: Asker, request: AskAllowances) -> None:
-    """Give a node its parts of the budgets that this one keeps."""
-    here = _kept_here(asker)
-    asker.runtime.requests.ask(
-        asker, lambda token, now: e.AllowancesAsked(now, token, request, here)
-    )
+# ---- `share_plans`, `tend`: for the daemon of another node
 
 
 @answers(ShareSubscriptions)
 def share_plans(asker: Asker, request: ShareSubscriptions) -> None:
     """Learn what a node has to share, and tell it what all know."""
-    _kept_here(asker)
+    asker.runtime.keeper.check_here()
     parts = asker.runtime.parts
     parts.heard(request.plans)
     asker.reply(SharedSubscriptions(id=asker.id, plans=parts.shared()))
-
-
-def _kept_here(asker: Asker) -> str:
-    """Return this node, which is the fleet's keeper. Raise `RequestError` if it is not."""
-    here, keeper = asker.runtime.fleet.node, asker.runtime.keeper.node
-    if keeper != here:
-        raise unavailable(
-            f"node {here} does not keep the budgets of this fleet; "
-            f"for it the keeper is {keeper or 'not known yet'}"
-        )
-    return here
 
 
 @answers(Tend)

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sfad.core.state.allowances import FEW, PARTS, Drawing, give
-from sfad.core.state.budgets import Budget
 from sfad.core.state.money import to_nanos, to_usd
-from sfad.protocol.requests.fleet import Allowance, Allowances, AllowanceWanted, AskAllowances
+from sfad.features.budgets.allowances import FEW, PARTS, Drawing, give
+from sfad.features.budgets.budgets import Budget
+from sfad.features.budgets.messages import Allowance, Allowances, AllowanceWanted, AskAllowances
 from tests.tiers import examples
 
 BEGINS = "2026-06-01T00:00:00+00:00"

@@ -5,13 +5,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from ...core.state.money import to_usd
 from ...protocol.units import format_usd
-from .money import to_usd
 
 
 @dataclass(slots=True)
 class Given:
-    """What the keeper has given a node of a budget (`state.allowances`)."""
+    """What the keeper has given a node of a budget (`allowances`)."""
 
     number: int
     """Of the node's newest request."""

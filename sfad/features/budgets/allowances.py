@@ -15,9 +15,9 @@ from datetime import datetime
 
 from msgspec.structs import replace
 
-from ...protocol.requests.fleet import Allowance, Allowances, AllowanceWanted, AskAllowances
+from ...core.state.money import to_nanos, to_usd
 from .budgets import Budget, Given
-from .money import to_nanos, to_usd
+from .messages import Allowance, Allowances, AllowanceWanted, AskAllowances
 
 PARTS = 4
 """A node that lacks little gets one part of so many, times the nodes that have asked, of what is

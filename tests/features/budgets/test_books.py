@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from sfad import config as configuration
-from sfad.durable.budgets import Charged, period, rebuild
 from sfad.durable.spool import Spool
+from sfad.features.budgets.books import Charged, change_of, correct, period
 from sfad.host.clock import Timers, wall_clock
 from sfad.host.tasks import LoopRounds
 from sfad.storage.ledger import OpenedLedger
@@ -26,7 +26,7 @@ def saved(directory: Path, *charges: float) -> Spool:
     spool = Spool(directory, Timers(print), LoopRounds(), pytest.fail)
     spool.begin("/d")
     for usd in charges:
-        spool.charges.save("user", "ann", Charged(begin(), usd))
+        spool.values.add_to_next(change_of("user", "ann", Charged(begin(), usd)))
         spool.journal.save(())
     spool.close()
     return Spool(directory, Timers(print), LoopRounds(), pytest.fail)
@@ -49,13 +49,13 @@ def rebuilt(directory: Path, spool: Spool, on_record: float | None) -> tuple[flo
     """Return what ann's budget of 10 USD counts as charged, and the notes. Without `on_record` the
     ledger is new."""
     (directory / "sfad.toml").write_text("[budgets.users.ann]\ndaily_usd = 10")
-    config = configuration.load([directory / "sfad.toml"]).config.budgets
+    config = configuration.load([directory / "sfad.toml"]).config
     if on_record is not None:
         before = OpenedLedger(directory / "state")
         before.set_charged("user", "ann", begin(), on_record)
         before.close()
     ledger = OpenedLedger(directory / "state")
-    notes = rebuild(config, ledger, spool.charges, sound=spool.earlier.sound)
+    notes = correct(config, ledger, spool)
     spool.close()
     charged = ledger.records.charged("user", "ann", begin())
     ledger.close()

@@ -7,15 +7,16 @@ from typing import Any
 
 from sfad.core import commands as c
 from sfad.core import events as e
-from sfad.core.state.budgets import Budget
 from sfad.core.state.money import to_nanos
 from sfad.core.state.policy import Policy
-from sfad.protocol.requests.fleet import Allowance, AllowanceWanted, AskAllowances
+from sfad.features.budgets.budgets import Budget
+from sfad.features.budgets.feature import NAME, BudgetsConfig
+from sfad.features.budgets.messages import Allowance, AllowanceWanted, AskAllowances
 from sfad.protocol.requests.gateway import CallDecision
-from sfad.protocol.types import Action, Placing, Status
+from sfad.protocol.types import Placing, Status
+from tests.core.transcript import ANN, BOB, Transcript, inside
 
-from .test_adopting import Life
-from .transcript import ANN, BOB, Transcript, inside, purse
+from .transcript import Budgeted, BudgetedLife, purse
 
 
 def spent(t: Transcript, run: str, usd: float = 1.0) -> None:
@@ -24,7 +25,7 @@ def spent(t: Transcript, run: str, usd: float = 1.0) -> None:
 
 
 def test_every_live_tree_of_the_user_is_paused_and_no_other() -> None:
-    t = Transcript()
+    t = Budgeted()
     t >> t.budgets(purse(1, "ann"))
     a = t.start("a", limits="cost=9")
     idle, other = t.start("idle", agent_program=True), t.start("other", BOB)
@@ -51,7 +52,7 @@ def test_every_live_tree_of_the_user_is_paused_and_no_other() -> None:
 
 
 def test_a_team_whose_budget_has_run_out() -> None:
-    t = Transcript()
+    t = Budgeted()
     t >> t.budgets(purse(1, "ann", "bob", team="crew"), purse(9, "ann"))
     a, b = t.start("a", limits="cost=9"), t.start("b", BOB, agent_program=True)
     spent(t, a)
@@ -60,7 +61,7 @@ def test_a_team_whose_budget_has_run_out() -> None:
 
 def test_trees_continue_when_the_budget_is_renewed_or_raised() -> None:
     for again in (purse(1, "ann"), purse(5, "ann", charged=1.0)):
-        t = Transcript()
+        t = Budgeted()
         t >> t.budgets(purse(1, "ann"))
         a, idle = t.start("a", limits="cost=9"), t.start("idle", agent_program=True)
         spent(t, a)
@@ -72,7 +73,7 @@ def test_trees_continue_when_the_budget_is_renewed_or_raised() -> None:
 
 
 def test_what_was_paused_by_hand_too_stays_paused() -> None:
-    t = Transcript()
+    t = Budgeted()
     t >> t.budgets(purse(1, "ann"))
     before, after, only = (
         t.start(name, limits="cost=9", agent_program=True) for name in ("before", "after", "only")
@@ -88,7 +89,7 @@ def test_what_was_paused_by_hand_too_stays_paused() -> None:
 
 
 def test_a_limit_that_pauses_it_too_still_holds_it() -> None:
-    t = Transcript()
+    t = Budgeted()
     t >> t.budgets(purse(1, "ann"))
     a = t.start("a", limits="cost=0.5:pause")
     spent(t, a)
@@ -100,7 +101,7 @@ def test_a_limit_that_pauses_it_too_still_holds_it() -> None:
 
 
 def test_it_cannot_be_resumed_before_and_a_stop_ends_it() -> None:
-    t = Transcript()
+    t = Budgeted()
     t >> t.budgets(purse(1, "ann"))
     a = t.start("a", limits="cost=9")
     spent(t, a)
@@ -118,7 +119,7 @@ def test_it_cannot_be_resumed_before_and_a_stop_ends_it() -> None:
 
 
 def test_terminate_and_warn() -> None:
-    t = Transcript(budget_action=Action.TERMINATE)
+    t = Budgeted(action="terminate")
     t >> t.budgets(purse(1, "ann"))
     a, idle = t.start("a", limits="cost=9"), t.start("idle", agent_program=True)
     run = t.run(idle)
@@ -128,7 +129,7 @@ def test_terminate_and_warn() -> None:
     assert run.status is Status.FAILED
     assert run.shown_reason is not None
     assert (run.shown_reason.kind, run.shown_reason.limit_kind) == ("limit", "cost")
-    t = Transcript(budget_action=Action.WARN)
+    t = Budgeted(action="warn")
     t >> t.budgets(purse(1, "ann"))
     a = t.start("a", limits="cost=9")
     spent(t, a)
@@ -137,17 +138,17 @@ def test_terminate_and_warn() -> None:
 
 
 def test_another_action_in_the_config_counts_at_once() -> None:
-    t = Transcript()
+    t = Budgeted()
     t >> t.budgets(purse(1, "ann"))
     a = t.start("a", limits="cost=9")
     spent(t, a)
-    t >> e.Reconfigured(t.at, Policy(budget_action=Action.WARN)) << "thaw a1"
+    t >> e.Reconfigured(t.at, Policy(sections={NAME: BudgetsConfig(action="warn")})) << "thaw a1"
     t.skip()
     assert t.run(a).status is Status.RUNNING
 
 
 def test_a_tree_that_is_launched_later_is_paused_too() -> None:
-    t = Transcript(trees=1)
+    t = Budgeted(trees=1)
     t >> t.budgets(purse(1, "ann"))
     a = t.start("a", limits="cost=9")
     (t >> t.spawn("b", agent_program=True)).skip()
@@ -160,7 +161,7 @@ def test_a_tree_that_is_launched_later_is_paused_too() -> None:
 
 
 def test_a_reservation_of_the_last_money_pauses_no_tree() -> None:
-    t = Transcript()
+    t = Budgeted()
     t >> t.budgets(purse(1, "ann"))
     a = t.start("a", limits="cost=9")
     name = t.reserved(t.reserve(a, 1.0))
@@ -170,7 +171,7 @@ def test_a_reservation_of_the_last_money_pauses_no_tree() -> None:
 
 
 def test_an_unsettled_reservation_counts_when_its_run_has_ended() -> None:
-    t = Transcript()
+    t = Budgeted()
     t >> t.budgets(purse(1, "ann"))
     a, idle = t.start("a", limits="cost=9"), t.start("idle", agent_program=True)
     t.reserved(t.reserve(a, 1.0))
@@ -179,7 +180,7 @@ def test_an_unsettled_reservation_counts_when_its_run_has_ended() -> None:
 
 
 def test_the_next_daemon_continues_it() -> None:
-    t = Life()
+    t = BudgetedLife()
     t >> t.budgets(purse(1, "ann"))
     a = t.start("a", limits="cost=9")
     spent(t, a)
@@ -192,7 +193,7 @@ def test_the_next_daemon_continues_it() -> None:
 
 
 def test_fg_continues_a_suspended_run_only_when_its_budget_does() -> None:
-    t = Transcript()
+    t = Budgeted()
     t >> t.budgets(purse(1, "ann"))
     a, idle = t.start("a", limits="cost=9"), t.start("idle", agent_program=True)
     (t >> e.PauseRequested(t.at, t.token(), ANN, idle, suspended=True)).skip()
@@ -204,7 +205,7 @@ def test_fg_continues_a_suspended_run_only_when_its_budget_does() -> None:
 
 
 def test_a_suspended_run_stays_paused_when_its_budget_is_renewed() -> None:
-    t = Transcript()
+    t = Budgeted()
     t >> t.budgets(purse(1, "ann"))
     a, idle = t.start("a", limits="cost=9"), t.start("idle", agent_program=True)
     (t >> e.PauseRequested(t.at, t.token(), ANN, idle, suspended=True)).skip()
@@ -216,7 +217,7 @@ def test_a_suspended_run_stays_paused_when_its_budget_is_renewed() -> None:
 
 
 def test_a_tree_that_spends_nothing_goes_on_until_it_can() -> None:
-    t = Transcript()
+    t = Budgeted()
     t >> t.budgets(purse(1, "ann"))
     a = t.start("a", limits="cost=9")
     script, caller, metered, other = (
@@ -238,7 +239,7 @@ def test_a_tree_that_spends_nothing_goes_on_until_it_can() -> None:
 
 
 def test_a_pause_by_a_limit_or_a_budget_is_of_medium_severity() -> None:
-    t = Transcript(hear=frozenset({"publish"}))
+    t = Budgeted(hear=frozenset({"publish"}))
     (t >> t.budgets(purse(1, "ann"))).skip()
     a, b, c = t.start("a", limits="cost=9"), t.start("b", limits="turns=1:pause"), t.start("c")
     (t >> t.used(a, cost=1.0)).skip()
@@ -263,29 +264,22 @@ def of_fleet(usd: float, allowance: float, keeper: str = "n1") -> Budget:
     return replace(purse(usd, "ann"), keeper=keeper, allowance=to_nanos(allowance))
 
 
-def gives(t: Transcript, usd: float, **how: Any) -> e.AllowancesKnown:
-    return e.AllowancesKnown(
-        t.at, [Allowance(scope="user", name="ann", begins="today", usd=usd, **how)]
-    )
+def gives(t: Budgeted, usd: float, **how: Any) -> e.Told:
+    return t.allowances(Allowance(scope="user", name="ann", begins="today", usd=usd, **how))
 
 
 def test_a_call_waits_for_more_of_the_allowance() -> None:
-    t = Transcript()
+    t = Budgeted()
     t >> t.budgets(of_fleet(9, 0.01))
     a = t.start("a")
     (t >> t.call(a, tokens=1000)) << "draw user ann 0.303"
     t.quiet()
-    (
-        (t >> gives(t, 0.5))
-        << "savebudget user ann"
-        << "charge user ann 0.303"
-        << f"reply {t.last_token} Called {a}-1"
-    )
+    ((t >> gives(t, 0.5)) << "charge user ann 0.303" << f"reply {t.last_token} Called {a}-1")
     assert t.run(a).status is Status.RUNNING, "it was not paused meanwhile"
 
 
 def test_a_call_is_lowered_only_when_the_keeper_has_no_more() -> None:
-    t = Transcript()
+    t = Budgeted()
     t >> t.budgets(of_fleet(9, 0.1))
     a = t.start("a")
     (t >> t.call(a, tokens=1000)).skip()
@@ -296,7 +290,7 @@ def test_a_call_is_lowered_only_when_the_keeper_has_no_more() -> None:
 
 
 def test_a_tree_is_paused_while_other_nodes_hold_the_rest_and_ends_when_all_is_used_up() -> None:
-    t = Transcript(policy=Policy(budget_action=Action.TERMINATE))
+    t = Budgeted(action="terminate")
     t >> t.budgets(of_fleet(9, 1))
     a = t.start("a", agent_program=True)
     (t >> t.used(a, cost=1.0)) << "charge user ann 1" << "draw user ann 1e-09"
@@ -318,14 +312,14 @@ def test_a_tree_is_paused_while_other_nodes_hold_the_rest_and_ends_when_all_is_u
 
 
 def test_a_node_whose_keeper_is_away_uses_what_it_has_and_then_holds() -> None:
-    t = Transcript()
+    t = Budgeted()
     t >> t.budgets(of_fleet(9, 1))
     a = t.start("a", agent_program=True)
     (t >> t.used(a, cost=0.9)).skip()
-    (t >> e.AllowancesKnown(t.at, (), waits="node n1 does not answer")).skip()
+    (t >> t.allowances(waits="node n1 does not answer")).skip()
     assert t.run(a).status is Status.RUNNING
     (t >> t.used(a, cost=1.0)).skip()
-    (t >> e.AllowancesKnown(t.at, (), waits="node n1 does not answer")).skip()
+    (t >> t.allowances(waits="node n1 does not answer")).skip()
     assert t.run(a).status is Status.PAUSED
     b = t.start("b", agent_program=True)
     assert t.run(b).status is Status.PAUSED, "a new root starts, and is held"
@@ -334,7 +328,7 @@ def test_a_node_whose_keeper_is_away_uses_what_it_has_and_then_holds() -> None:
 
 
 def test_a_reservation_waits_for_the_keeper() -> None:
-    t = Transcript()
+    t = Budgeted()
     t >> t.budgets(of_fleet(9, 0.001))
     a = t.start("a")
     (t >> t.reserve(a, 0.5)) << "draw user ann 0.5"
@@ -349,7 +343,7 @@ def test_a_reservation_waits_for_the_keeper() -> None:
 
 
 def test_a_run_that_is_placed_waits_for_its_share_and_its_client() -> None:
-    t = Transcript()
+    t = Budgeted()
     t >> t.budgets(of_fleet(9, 0.001))
     placing = Placing(node="n3")
     (t >> t.spawn("a", limits="cost=2", placing=placing)) << "draw user ann 2"
@@ -363,21 +357,21 @@ def test_a_run_that_is_placed_waits_for_its_share_and_its_client() -> None:
 
 
 def test_the_keeper_goes_on_when_a_node_gives_back() -> None:
-    t = Transcript()
+    t = Budgeted()
     kept = replace(purse(2, "ann"), keeper=None)
     t >> t.budgets(kept)
     a = t.start("a", agent_program=True)
 
-    def asks(number: int, had: float, charged: float, need: float) -> e.AllowancesAsked:
+    def asks(number: int, had: float, charged: float, need: float) -> e.Told:
         wanted = AllowanceWanted(
             scope="user", name="ann", begins=BEGINS, usd=had, charged_usd=charged, need_usd=need
         )
-        return e.AllowancesAsked(
-            t.at, t.token(), AskAllowances(id=1, node="n2", number=number, wanted=[wanted]), "n1"
-        )
+        return t.asks(AskAllowances(id=1, node="n2", number=number, wanted=[wanted]))
 
     kept.begins = BEGINS
-    (t >> asks(1, 0, 0, 1.5)) << "savebudget user ann" << f"reply {t.last_token} Gave 1.5"
+    (t >> asks(1, 0, 0, 1.5)) << f"reply {t.last_token} Allowances"
+    assert t.given(t.last_token) == [1.5]
+    assert t.purses.charges.unsaved == {("user", "ann")}
     (t >> t.used(a, cost=0.5)).skip()
     assert t.run(a).status is Status.PAUSED
     assert t.run(a).no_money is not None

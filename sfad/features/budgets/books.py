@@ -1,4 +1,4 @@
-"""Money budgets: which period it is, and what was charged in it, for the core."""
+"""Which period it is, and what was charged in it, between config, ledger, spool and core."""
 
 import sqlite3
 from collections.abc import Callable
@@ -9,14 +9,17 @@ import msgspec
 import trio
 from msgspec import Struct
 
-from .. import config as configuration
-from ..core import events as e
-from ..core.state.budgets import Budget, Budgets, Given
-from ..core.state.money import to_nanos, to_usd
-from ..host.clock import Timers, wall_clock
-from ..protocol.units import format_usd
-from ..storage.ledger import Ledger, OpenedLedger
-from .snapshots import RetryingStore
+from ...config import Configuration
+from ...core import events as e
+from ...core.state.money import to_nanos, to_usd
+from ...durable.snapshots import Changes, RetryingStore
+from ...durable.spool import Spool
+from ...host.clock import Timers, wall_clock
+from ...protocol.units import format_usd
+from ...storage.ledger import Ledger, OpenedLedger
+from .budgets import Budget, Budgets, Given
+from .feature import NAME, BudgetsConfig
+from .told import BudgetsKnown
 
 LOOK_AGAIN_SOON = 10.0
 """Seconds until the next look, if the ledger could not be read."""
@@ -38,34 +41,26 @@ class Charged(Struct, frozen=True, array_like=True):
     """What this node, as the keeper, has given to others."""
 
 
+@dataclass(frozen=True, slots=True)
 class SavedCharges:
     """What budgets were charged, as it is saved in the spool: `charge/SCOPE/NAME`."""
 
-    def __init__(self, store: RetryingStore) -> None:
-        self._store = store
+    store: RetryingStore
 
     def since(self, begins: datetime, scope: str, name: str) -> Charged:
         """Return what is saved of the period that began then."""
-        charged = self._store.decoded(f"charge/{scope}/{name}", Charged)
+        charged = self.store.decoded(_key(scope, name), Charged)
         return charged if charged is not None and charged.begins == begins else Charged(begins, 0.0)
 
-    def write(self) -> bool:
-        """Write what was to be saved with snapshots, because there are none. Return whether it is
-        on disk."""
-        self._store.write_soon({})
-        return not self._store.failing
 
-    @property
-    def keeper(self) -> str | None:
-        """The node of the fleet that keeps the budgets, as it was known last."""
-        return self._store.items.get("keeper", b"").decode() or None
+def _key(scope: str, name: str) -> str:
+    return f"charge/{scope}/{name}"
 
-    def save_keeper(self, node: str) -> None:
-        self._store.write_soon({"keeper": node.encode()})
 
-    def save(self, scope: str, name: str, charged: Charged) -> None:
-        """Save it together with the next snapshot: of the run that has used it."""
-        self._store.add_to_next({f"charge/{scope}/{name}": msgspec.msgpack.encode(charged)})
+def change_of(scope: str, name: str, charged: Charged) -> Changes:
+    """Return what to save of a budget together with the next snapshot: of the run that has used
+    it."""
+    return {_key(scope, name): msgspec.msgpack.encode(charged)}
 
 
 @dataclass(slots=True)
@@ -79,27 +74,27 @@ class BudgetBooks:
     feed: e.Feed
     trouble: Callable[[str], None]
     charges: SavedCharges
-    keeper: str | None = None
-    """See `Budget.keeper`."""
-    _config: configuration.BudgetsConfig = field(default_factory=configuration.BudgetsConfig)
+    keeper: Callable[[], str | None]
+    """Returns `Budget.keeper`."""
+    _config: BudgetsConfig = field(default_factory=BudgetsConfig)
     _periods: dict[tuple[str, str], datetime] = field(default_factory=dict)
 
-    def know(self, config: configuration.BudgetsConfig) -> None:
+    def know(self, config: BudgetsConfig) -> None:
         self._config = config
         self.look()
 
     def record(self, scope: str, name: str, nanos: int) -> None:
         self.ledger.charge(scope, name, self._periods[scope, name], to_usd(nanos))
 
-    def save(self, scope: str, name: str) -> None:
-        """Save what a budget was charged together with the next snapshot."""
+    def change(self, scope: str, name: str) -> Changes:
+        """Return what to save of a budget."""
         budget, begins = self.known.find(scope, name), self._periods[scope, name]
         assert budget is not None
-        used = to_usd(budget.charged)
         charged = Charged(
-            begins, used, budget.partial, budget.at_most, budget.allowance, budget.given
-        )
-        self.charges.save(scope, name, charged)
+            begins, to_usd(budget.charged), budget.partial, budget.at_most, budget.allowance,
+            budget.given,
+        )  # fmt: skip
+        return change_of(scope, name, charged)
 
     def look(self) -> None:
         """Tell the core the state of the budgets, now and when the next period begins."""
@@ -140,7 +135,7 @@ class BudgetBooks:
                     charged=known.charged,
                     partial=known.partial,
                     at_most=known.at_most,
-                    keeper=self.keeper,
+                    keeper=self.keeper(),
                     allowance=known.allowance,
                     given=known.given,
                     over=over,
@@ -151,7 +146,7 @@ class BudgetBooks:
                 )
             )
         self._periods = {key: begin for key, (begin, _) in periods.items()}
-        self.feed(e.BudgetsKnown(trio.current_time(), tuple(budgets)))
+        self.feed(e.Told(trio.current_time(), BudgetsKnown(tuple(budgets))))
         if periods:
             soonest = min((end - now).total_seconds() for _, end in periods.values())
             self.timers.arm(
@@ -178,15 +173,24 @@ def _midnight(day: date) -> datetime:
     return datetime(day.year, day.month, day.day).astimezone()
 
 
-def rebuild(
-    config: configuration.BudgetsConfig, ledger: OpenedLedger, charges: SavedCharges, *, sound: bool
-) -> list[str]:
+def correct(config: Configuration, ledger: OpenedLedger, spool: Spool) -> list[str]:
     """Correct the charges in the ledger, which was written after the spool and may be new. Return
-    lines for the log. `sound`: the spool could be read in full.
+    lines for the log."""
+    section, charges = config.section(NAME, BudgetsConfig), SavedCharges(spool.values)
+    try:
+        return _rebuild(section, ledger, charges, sound=spool.earlier.sound)
+    except sqlite3.Error as error:
+        why = f"the ledger was not told what budgets were charged: {error}"
+        return [f"{why}; the spool's figures count"]
+
+
+def _rebuild(
+    config: BudgetsConfig, ledger: OpenedLedger, charges: SavedCharges, *, sound: bool
+) -> list[str]:
+    """`sound`: the spool could be read in full.
 
     If both have lost charges, what is left of a budget is not known. It then counts as exhausted
-    until its period ends or the operator raises it. Call this before the ledger is started. Raises
-    `sqlite3.Error`."""
+    until its period ends or the operator raises it. Raises `sqlite3.Error`."""
     notes: list[str] = []
     for budget in wanted(config):
         begin, _ = period(wall_clock().astimezone(), budget.period)
@@ -210,7 +214,7 @@ def rebuild(
     return notes
 
 
-def wanted(config: configuration.BudgetsConfig) -> list[Budget]:
+def wanted(config: BudgetsConfig) -> list[Budget]:
     users = [
         Budget("user", name, to_nanos(budget.daily_usd), frozenset({name}))
         for name, budget in config.users.items()
