@@ -22,7 +22,7 @@ from sfad.protocol.paths import xdg
 from sfad.protocol.requests.daemon import AgentList, Agents
 from sfad.protocol.requests.starting import Spawn
 
-from ..connection import Client
+from ..connecting.connection import Client
 from ..exits import UsageError
 from ..whole_file import write_whole
 
