@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sfactl.connection import DaemonError
+from sfactl.connecting.connection import DaemonError
 from sfad.features.budgets.messages import AskAllowances
 from sfad.protocol import messages as m
 from tests.harness import running, started
