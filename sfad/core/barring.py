@@ -1,4 +1,4 @@
-"""What may hold calls and roots beside limits and budgets, until a time that it knows: a feature's
+"""What may hold calls and roots beside limits and purses, until a time that it knows: a feature's
 half in the core, which is pure.
 """
 

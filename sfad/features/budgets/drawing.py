@@ -18,6 +18,9 @@ AGAIN, AGAIN_MAX = 0.2, 10.0
 """Seconds until a keeper that has not answered is asked again: doubled each time."""
 
 
+_RESTS = "the daemon is being renewed; try again"
+
+
 class KeeperRequests:
     def __init__(self, keeper: Keeper, books: BudgetBooks, feed: e.Feed, log: Log) -> None:
         self._keeper = keeper
@@ -27,13 +30,16 @@ class KeeperRequests:
         self._drawing = Drawing(keeper.here)
         self._lacking = trio.Event()
         self._was_known = keeper.known.is_set()
+        self._rests = False
 
     def draw(self, draw: Draw) -> None:
         """Ask for more of a budget now."""
         key = (draw.scope, draw.name)
         self._drawing.needs[key] = max(draw.nanos, self._drawing.needs.get(key, 0))
         self._lacking.set()
-        if self._keeper.node is None:
+        if self._rests:
+            self._refuse(_RESTS)
+        elif self._keeper.node is None:
             self._refuse("it is not known yet which node keeps the budgets (sfactl fleet status)")
 
     async def serve(self) -> None:
@@ -86,9 +92,14 @@ class KeeperRequests:
         return bool(known) and all(each.number for each in known)
 
     async def rest(self) -> None:
-        """Refuse what waits for the keeper, because the next program would not know of it."""
+        """Refuse what waits for the keeper, or would, because the next program would not know of
+        it."""
+        self._rests = True
         if self._keeper.enabled:
-            self._refuse("the daemon is being renewed; try again")
+            self._refuse(_RESTS)
+
+    def go_on(self) -> None:
+        self._rests = False
 
     def _unanswered(self, why: str) -> bool:
         if self._keeper.trouble is None:

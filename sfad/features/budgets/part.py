@@ -61,5 +61,5 @@ def part(heart: Heart) -> Part:
     return Part(
         verbs={AskAllowances: ask_allowances}, loaded=follow, reconfigure=follow,
         begin=books.look, told=told, state=state, serve=requests.serve, rest=requests.rest,
-        status=status, measured=lambda: metrics_of(charges),
+        go_on=requests.go_on, status=status, measured=lambda: metrics_of(charges),
     )  # fmt: skip
