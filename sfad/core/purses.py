@@ -99,16 +99,16 @@ class Purses:
         the run, which begins with the `words`, and what follows."""
         return None
 
+    def teams(self, _user: str) -> Collection[str]:
+        """Return the teams that have one which a user spends. Here alerts touch them: a member is
+        shown those about its teams."""
+        return ()
+
     # ---- what they are told
 
     def charged_to(self, _run: Run) -> ChargedTo:
         """Return what is kept of a reservation, to give back to no other purse what it leaves."""
         return NOWHERE
-
-    def teams(self, _user: str) -> Collection[str]:
-        """Return the teams that have one which a user spends. Here alerts touch budgets: they show
-        a member those of the team."""
-        return ()
 
     def charge(self, run: Run, nanos: int | None, charged_to: ChargedTo | None) -> None:
         """Charge what a run has used; `None`: it costs no other amount. `charged_to`: of the

@@ -225,7 +225,7 @@ class EarlierSpool:
         self._items = store.items
         self.sound = store.sound
         """Whether everything that was saved can be read. Otherwise something may be lost, such as
-        what a budget was charged."""
+        what was charged."""
         self.found = store.found
         self.same_boot = self._items.get(BOOT) == this_boot()
         """Whether it was written since the machine was booted."""

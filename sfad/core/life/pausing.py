@@ -135,7 +135,7 @@ class Pausing:
             self._ctx.publish(EventType.RUN_RESUMED, run)
 
     def end_suspension(self, run: Run, at: float) -> None:
-        """Undo a suspension, and no pause that a limit or a budget has asked for meanwhile."""
+        """Undo a suspension, and no pause that a limit or a purse has asked for meanwhile."""
         paused = run.paused
         if paused is None or not paused.suspended:
             return

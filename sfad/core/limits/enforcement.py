@@ -176,7 +176,7 @@ class LimitHolds:
             )
 
     def pause_due(self, run: Run, at: float) -> None:
-        """End a run that was not resumed in time. A run that only a budget, a subscription or its
+        """End a run that was not resumed in time. A run that only a purse, a subscription or its
         `plan` limit pauses waits for that, maybe until next month."""
         paused, active, seconds = run.paused, run.held_by, self._ctx.policy.pause_max
         if paused is None:

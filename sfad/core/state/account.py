@@ -233,7 +233,7 @@ class OpenReservation:
     silence: Silence | None = None
     lowered_by: tuple[RunId, LimitKind] | None = None
     """The limit that has lowered the call's maximum, and the run that has it; `None` where none
-    has, or a budget."""
+    has, or a purse."""
     estimated: bool = False
     """`cost` is at the price of another model."""
     gateway_uid: int | None = None
@@ -348,7 +348,7 @@ class Account:
     @property
     def best(self) -> tuple[Source, Use] | None:
         """The use to show, and the best source, or the one that tells a larger cost. Its figures
-        are those that limits and budgets count, without reservations. Figures that belong together
+        are those that limits and purses count, without reservations. Figures that belong together
         (input and output; a cost and its origin) are from one source."""
         if not self.sources:
             return None

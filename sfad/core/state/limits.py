@@ -91,7 +91,7 @@ NO_NUMBERS = Numbers()
 def numbers_of(
     kind: LimitKind, counted: float, reserved: float, refused: float, threshold: float | None
 ) -> Numbers:
-    """Return what is told of a limit or a budget. `counted` holds what is only reserved, and what
+    """Return what is told of a limit or a purse. `counted` holds what is only reserved, and what
     was refused to a reservation. `threshold`: it is exceeded."""
     return Numbers(
         used=_shown(kind, counted - reserved - refused),

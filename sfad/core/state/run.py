@@ -243,7 +243,7 @@ class Paused(Struct):
     suspended: bool = False
     """Its foreground client was suspended (Ctrl-Z)."""
     no_money: Reason | None = None
-    """Of a root: the budget that keeps its tree paused."""
+    """Of a root: the purse that keeps its tree paused."""
     by_hand: bool = False
     """While it `resumes_itself`, or is held until a reset: a request paused it as well."""
     frozen: bool = True
@@ -482,12 +482,12 @@ class State:
 
     @property
     def no_money(self) -> Reason | None:
-        """The budget that keeps it paused."""
+        """The purse that keeps it paused."""
         return self.paused.no_money if self.paused is not None else None
 
     @property
     def resumes_itself(self) -> bool:
-        """Whether it waits for a budget or a subscription, and goes on without a person."""
+        """Whether it waits for a purse or a subscription, and goes on without a person."""
         return self.no_money is not None or self.window_hold is not None
 
     @property

@@ -215,10 +215,10 @@ class BudgetPurses(Purses):
             self._ctx.publish_event(told, run)
         return words, then
 
-    # ---- what they are told
-
     def teams(self, user: str) -> Sequence[str]:
         return [budget.name for budget in self.budgets.of(user) if budget.scope == "team"]
+
+    # ---- what they are told
 
     def charged_to(self, run: Run) -> ChargedTo:
         return tuple((each.scope, each.name, each.begins) for each in self.charges.of(run))
