@@ -27,8 +27,8 @@
 `mcp`          the MCP server, and how programs are told of it
 `otel`         the exporter of spans
 
-See "Starting fast" in docs/architecture.md. Only `web` imports trio, and of sfad only
-`sfad.protocol` and its version (`doctor` also `sfad.host.probe` and
-`sfad.features.listed`; `diff`, `land` and `worktrees` `sfad.git`, `sfad.features.worktrees` and
-`sfad.shipping`, `web` `sfad.host.callers`).
+See "Starting fast" in docs/architecture.md. Only `web` imports trio. Of sfad, this package
+imports `sfad.protocol`, its version, and the `messages` of features; `doctor` also
+`sfad.host.probe` and `sfad.features.listed`; `diff`, `land` and `worktrees` `sfad.git`,
+`sfad.features.worktrees` and `sfad.shipping`; `web` `sfad.host.callers` and `sfad.host.systemd`.
 """
