@@ -134,6 +134,7 @@ class Daemon:
         if nobody is None:
             needs.containment(mode)
         self.directory = directory
+        directory.chmod(directory.stat().st_mode & ~0o022)  # with any umask of who runs the tests
         self._nobody = nobody
         self._wrap = tuple(wrap)
         self._program = tuple(program)

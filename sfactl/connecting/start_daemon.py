@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from sfad.protocol.paths import SYSTEM_SOCKET, daemon_socket, state_dir, xdg
+from sfad.protocol.paths import SYSTEM_SOCKET, daemon_socket, make_private, state_dir, xdg
 from sfad.protocol.requests.daemon import DaemonInfo, DaemonStatus
 
 from .. import environment, output
@@ -125,7 +125,7 @@ def _own_unit() -> bool:
 
 def _prepared(state: Path) -> Path:
     try:
-        state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(state)
         # The daemon accepts a directory that is open to others only while it is empty: change its
         # mode before the lock is made.
         if state.stat().st_mode & 0o077 and not any(state.iterdir()):
