@@ -108,7 +108,7 @@ class Offer(WithRun, frozen=True):
 
 
 class Tend(WithId, frozen=True):
-    """Go on with a run on another node: tell that node what is wanted of it (`giving.wanted_of`)."""
+    """Go on with a run on another node: tell that one what is wanted of it (`giving.wanted_of`)."""
 
 
 class Terminate(WithId, frozen=True):

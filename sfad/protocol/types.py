@@ -571,8 +571,8 @@ class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
     descendants: int
     """Runs admitted below it so far, and `unadmitted` agents."""
     deadline: datetime | None = None
-    """The first of its own and its ancestors' deadlines, or the end of a hold by a limit; `None` while
-    its clock stands for another reason."""
+    """The first of its own and its ancestors' deadlines, or the end of a hold by a limit; `None`
+    while its clock stands for another reason."""
     milestone: str | None = None
     """The newest line `[agent:NAME] text` on its stderr."""
     created_at: datetime
