@@ -259,7 +259,7 @@ class SpawnOptions(Struct, frozen=True):
         ),
     ] = False
     no_gateway: Annotated[
-        bool, flag("Leave the gateway out: the daemon only sees what the run's events tell")
+        bool, flag("Leave the gateway out: limits of cost and tokens act after the calls")
     ] = False
     model_allow: Annotated[
         list[str],
