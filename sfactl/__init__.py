@@ -1,6 +1,6 @@
 """sfactl: the command-line client of sfad.
 
-    __main__ ─▶ app (typer) ─ values ─▶ commands/VERB ─▶ connection ─ frames ─▶ sfad
+    __main__ ─▶ app (typer) ─ values ─▶ commands/VERB ─▶ connecting ─ frames ─▶ sfad
 
 `__main__`     carries a command line out, and turns errors into exit codes
 `app`          the typer application: finds the verb, loads its module, and shows help and errors
