@@ -212,8 +212,8 @@ but `around`: what session files tell of calls that went around the gateway. The
 
 
 class Reason(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """Why a run ended or is being stopped. `kind` is for programs, `message` for people and
-    models."""
+    """Why a run ended, is being stopped or is paused. `kind` is for programs, `message` for people
+    and models."""
 
     kind: str
     """A word of the table in docs/states.md, or the rule that refused."""
