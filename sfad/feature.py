@@ -63,7 +63,7 @@ class Feature:
     may have it."""
     purses: str = ""
     """The module of its folder that has `purses: core.machine.NewPurses`, which is pure: what is
-    charged beside the accounts of runs. One feature may have it, and its part is loaded first."""
+    charged beside the accounts of runs. It is made with the part. One feature may have it."""
     correct: str = ""
     """The module of its folder that has `correct(config: Configuration, ledger: OpenedLedger,
     spool: Spool) -> list[str]`: brings the ledger in line with the spool, before it is started, and

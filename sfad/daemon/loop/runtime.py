@@ -56,7 +56,7 @@ from .pending_requests import PendingRequests
 from .policy import policy_of, shares
 from .resources import Resources
 from .saving import Saver
-from .seam import Heart, Parts, barrier_of, purses_of, watchers_of
+from .seam import Heart, Parts, half_of, watchers_of
 from .shipping import Shipping
 from .starting import Starting
 from .status_text import StatusText
@@ -283,8 +283,8 @@ class Runtime:
             reservations=int(1000 * now),
             may_start=[rule for feature in FEATURES.values() for rule in feature.may_start],
             watchers=watchers_of(FEATURES),
-            barrier=barrier_of(FEATURES),
-            purses=purses_of(FEATURES),
+            barrier=half_of(FEATURES, "barrier"),
+            purses=half_of(FEATURES, "purses"),
         )
         self.descriptors = Descriptors(resources.rounds)
         self.background = Background(self.log.internal_error)

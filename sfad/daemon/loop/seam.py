@@ -17,16 +17,14 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import trio
 
 from ...config import Configuration
 from ...core import events as e
-from ...core.barring import Barrier
 from ...core.context import Context
-from ...core.machine import Components, Machine, NewBarrier, NewPurses
-from ...core.purses import Purses
+from ...core.machine import Components, Machine
 from ...core.state.access import Peer, Scope
 from ...core.state.run import Run
 from ...core.watching import NewWatcher, Watcher
@@ -508,25 +506,16 @@ def watchers_of(features: Mapping[str, Feature]) -> dict[str, NewWatcher]:
     return {name: partial(make, name, each) for name, each in features.items() if each.watcher}
 
 
-def barrier_of(features: Mapping[str, Feature]) -> NewBarrier | None:
-    """The same of the one that may hold calls and roots."""
+def half_of(
+    features: Mapping[str, Feature], kind: Literal["barrier", "purses"]
+) -> Callable[[Components], Any] | None:
+    """The same of the one that may hold calls and roots, or that charges."""
 
-    def make(name: str, feature: Feature, components: Components) -> Barrier | None:
-        half = _half(name, feature.barrier, feature)
-        return half.barrier(components) if half is not None else None
+    def make(name: str, feature: Feature, components: Components) -> Any:
+        half = _half(name, getattr(feature, kind), feature)
+        return getattr(half, kind)(components) if half is not None else None
 
-    found = (partial(make, name, each) for name, each in features.items() if each.barrier)
-    return next(found, None)
-
-
-def purses_of(features: Mapping[str, Feature]) -> NewPurses | None:
-    """The same of the one that charges."""
-
-    def make(name: str, feature: Feature, components: Components) -> Purses | None:
-        half = _half(name, feature.purses, feature)
-        return half.purses(components) if half is not None else None
-
-    found = (partial(make, name, each) for name, each in features.items() if each.purses)
+    found = (partial(make, name, each) for name, each in features.items() if getattr(each, kind))
     return next(found, None)
 
 
