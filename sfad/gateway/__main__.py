@@ -113,7 +113,7 @@ async def _serve(daemon: str, journal: Journal, user: int | None) -> None:
 async def _become(user: int, reader: BodyReader, trust: Trust) -> None:
     """Become a user, with all that this process needs and the user may not be able to read. Raises
     `OSError`."""
-    await reader.start()
+    reader.start()
     import_decoders()
     if (file := os.environ.get("SSL_CERT_FILE")) is not None:
         await trust.add(file)

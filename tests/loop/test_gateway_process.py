@@ -99,7 +99,7 @@ async def test_who_asks_again_at_once_does_not_keep_a_gateway_from_its_next_star
             while True:
                 assert await runtime.gateways.start_for_run(os.getuid()).wait() is not None
 
-        monkeypatch.setattr("sfad.daemon.loop.gateway_process.start_own", start)
+        monkeypatch.setattr("sfad.processes.own_processes.OwnProcess.start", start)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(runtime.gateways.serve)
             nursery.start_soon(again)

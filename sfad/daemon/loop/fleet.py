@@ -31,7 +31,7 @@ from ...core.state.request import Asked
 from ...core.state.run import Run
 from ...host.log import Log
 from ...host.probe import current_boot
-from ...processes.own_processes import Restarts
+from ...processes.own_processes import keep
 from ...protocol.conversation import Conversation, hello
 from ...protocol.errors import RequestError, bad_request, wrong_state
 from ...protocol.framing import ProtocolError
@@ -537,7 +537,7 @@ IDLE = 2
 """Quarters of a lease for which a connection stays open after the last run: often another one
 follows."""
 PAUSE, PAUSE_MAX = 0.1, 5.0
-"""Seconds until a lost connection is opened again: doubled each time."""
+"""Seconds until a lost connection is opened again."""
 _TRANSIENT = {ErrorCode.UNAVAILABLE, ErrorCode.INTERNAL}
 """Answers to a grant after which it is sent again."""
 
@@ -568,17 +568,21 @@ class Neighbour:
         self._changed.set()
 
     async def serve(self) -> None:
-        restarts = Restarts(PAUSE, PAUSE_MAX)
-        while self._has_runs:
-            restarts.begins()
-            try:
-                with trio.socket.from_stdlib_socket(self._fleet.way(self.node)) as sock:
-                    await self._speak(sock)
-                continue  # none was there any more
-            except* (OSError, ProtocolError, trio.TooSlowError) as errors:
-                self._fleet._log.debug("fleet", node=self.node, error=str(errors.exceptions[0]))
-            await trio.sleep(restarts.pause())
+        await keep(self._once, self._lost, PAUSE, PAUSE_MAX, wanted=lambda: self._has_runs)
         self._fleet.left(self)
+
+    async def _once(self) -> str | None:
+        """Speak with the node until it has no run any more. Return why that broke off."""
+        why = None
+        try:
+            with trio.socket.from_stdlib_socket(self._fleet.way(self.node)) as sock:
+                await self._speak(sock)
+        except* (OSError, ProtocolError, trio.TooSlowError) as errors:
+            why = str(errors.exceptions[0])
+        return why
+
+    def _lost(self, why: str, _pause: float) -> None:
+        self._fleet._log.debug("fleet", node=self.node, error=why)
 
     @property
     def _has_runs(self) -> bool:

@@ -24,7 +24,7 @@ from ...host.log import Log
 from ...host.probe import no_inodes, user_name
 from ...processes import kernel
 from ...processes.launcher import Launcher
-from ...processes.own_processes import UNKNOWN, Restarts, ended, start_own
+from ...processes.own_processes import UNKNOWN, OwnProcess, keep
 from ...protocol.event_types import EventType
 from ...protocol.types import Severity
 
@@ -33,8 +33,7 @@ LISTENER = 3
 RECORD, JOURNAL = ".json", ".calls"
 """The files of a gateway, after `gateway`, or `gateway-UID`."""
 PAUSE, PAUSE_MAX = 0.1, 5.0
-"""Seconds until an ended gateway is started again: doubled each time, until one has lived for
-`PAUSE_MAX`."""
+"""Seconds until an ended gateway is started again."""
 FAILING = 0.8
 """The pause from which on callers are refused meanwhile. They must not wait for a gateway that
 cannot start."""
@@ -123,6 +122,8 @@ class GatewayProcess:
         self._in_use = in_use
         self._damaged = damaged
         self._launcher = launcher
+        self._process = OwnProcess(launcher)
+        self.is_process = self._process.has
         self._log = log
         self._daemon = sock
         files = "gateway" if uid is None else f"gateway-{uid}"
@@ -146,9 +147,10 @@ class GatewayProcess:
         self._record = self._read()
         if self._record is not None:
             self._ports.add(self._record.port)
-        if (pid := self.pid) is not None:
-            self._launcher.own(pid)
-        elif self._record is not None or (self._config.enabled is not False and uid is None):
+            self._process.adopt(self._record.pid, self._record.started)
+        if self.pid is None and (
+            self._record is not None or (self._config.enabled is not False and uid is None)
+        ):
             try:
                 self._bind()  # live runs have its address
             except OSError as error:
@@ -161,18 +163,10 @@ class GatewayProcess:
     def _always(self) -> bool:
         return self._config.enabled is True and self.uid is None
 
-    def is_process(self, pid: int) -> bool:
-        return self._record is not None and self._record.pid == pid and self.pid == pid
-
     @property
     def pid(self) -> int | None:
         """The process; `None` while there is none."""
-        record = self._record
-        return (
-            record.pid
-            if record is not None and record.pid and kernel.is_alive(record.pid, record.started)
-            else None
-        )
+        return self._process.pid
 
     def reconfigure(self, config: GatewayConfig) -> None:
         """Start the gateway, or end it once no run uses it, or have it ask for the config, because
@@ -180,7 +174,7 @@ class GatewayProcess:
         self._config = config
         if config.enabled is not False and self._record is None and self.uid is None:
             self._bind()
-        self._signal(signal.SIGHUP)
+        self._process.signal(signal.SIGHUP)
         self._changed.set()
 
     def start_for_run(self) -> Serving:
@@ -212,7 +206,7 @@ class GatewayProcess:
                 break
             self._stuck = f"it has not begun its work within {BEGINNING:g} s"
             self._answer(self._stuck)  # a file system may also keep it from its end
-            self._signal(signal.SIGKILL)
+            self._process.signal(signal.SIGKILL)
         self._answer(None)
 
     def _answer(self, trouble: str | None) -> None:
@@ -297,30 +291,31 @@ class GatewayProcess:
     async def serve(self) -> None:
         """Keep the gateway running while it is wanted, until cancelled, or until that of a user has
         no run left that has its address."""
-        restarts = Restarts(PAUSE, PAUSE_MAX)
-        while True:
-            restarts.begins()
-            try:
-                if (pid := self.pid) is None and self._needed():
-                    await self._settle(self.noted())
-                    pid = self._start()
-                if pid is None:
-                    if self.uid is not None and not self._in_use() and not self._needed():
-                        return
+        await keep(self._once, self._failed, PAUSE, PAUSE_MAX, wanted=self._may_be_needed)
+
+    def _may_be_needed(self) -> bool:
+        return self.uid is None or self.pid is not None or self._in_use() or self._needed()
+
+    async def _once(self) -> str | None:
+        """Wait for the end of the process that is there or needed, or for the need of one. Return
+        how it ended, unless it was not wanted."""
+        try:
+            if self.pid is None:
+                if not self._needed():
                     await self._need()
-                    continue
-                how = why = await self._watched(pid)
-            except OSError as error:
-                why = f"{error}{no_inodes(self._path.parent)}"
-                how = f"it cannot be started: {why}"
-            if not self._serving.is_set():
-                self._answer(why)
-            if not self._goes_on() or (self._told_to_end and how in {"exit code 0", UNKNOWN}):
-                continue  # a run may ask for it while it ends
-            self._demanded = trio.current_time()  # calls were under way
-            pause = restarts.pause()
-            self._failed(how, pause)
-            await trio.sleep(pause)
+                    return None
+                await self._settle(self.noted())
+                self._start()
+            how = why = await self._watched()
+        except OSError as error:
+            why = f"{error}{no_inodes(self._path.parent)}"
+            how = f"it cannot be started: {why}"
+        if not self._serving.is_set():
+            self._answer(why)
+        if not self._goes_on() or (self._told_to_end and how in {"exit code 0", UNKNOWN}):
+            return None  # a run may ask for it while it ends
+        self._demanded = trio.current_time()  # calls were under way
+        return how
 
     def _failed(self, how: str, pause: float) -> None:
         message = f"{self._name} ended ({how}); it is started again in {pause:g} s"
@@ -369,13 +364,13 @@ class GatewayProcess:
         await trio.lowlevel.wait_readable(listener)
         self.start_ahead()
 
-    async def _watched(self, pid: int) -> str:
+    async def _watched(self) -> str:
         """Wait until the process has ended; tell it to end once it is not wanted. Return how it
         ended."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._end_unwanted)
             nursery.start_soon(self._answer_once_serving)
-            how = await self._ended(pid)
+            how = await self._process.ended()
             nursery.cancel_scope.cancel()
         return self._stuck or how
 
@@ -384,24 +379,15 @@ class GatewayProcess:
             with trio.move_on_after(math.inf if self._always else UNUSED_MAX):
                 await self._change()
         self._told_to_end = True
-        self._signal(signal.SIGTERM)
-
-    def _signal(self, number: int) -> None:
-        if (pid := self.pid) is not None:
-            with suppress(ProcessLookupError):
-                os.kill(pid, number)
+        self._process.signal(signal.SIGTERM)
 
     async def stop(self) -> None:
         """End the gateway, because the daemon ends."""
         self._stopped = True
-        pid = self.pid
-        self._signal(signal.SIGTERM)
+        self._process.signal(signal.SIGTERM)
         with trio.move_on_after(LAST_CALLS):
-            if pid is not None:
-                await self._ended(pid)
-        if (pid := self.pid) is not None:
-            self._signal(signal.SIGKILL)
-            await self._ended(pid)
+            await self._process.ended()
+        await self._process.kill()
 
     def close(self) -> None:
         if self._listener is not None:
@@ -414,35 +400,26 @@ class GatewayProcess:
         for path in (self._path, self._journal):
             path.unlink(missing_ok=True)
 
-    def _start(self) -> int:
+    def _start(self) -> None:
         self._serving, self._told_to_end, self._stuck = trio.Event(), False, None
         if self._listener is None:
             self._bind()
         assert self._listener is not None
         assert self._record is not None
         _listen(self._listener)
-        user = [] if self.uid is None else ["--user", str(self.uid)]
-        pid = start_own(
-            [
-                "-m",
-                "sfad.gateway",
-                "--daemon",
-                self._daemon,
-                "--journal",
-                os.fspath(self._journal),
-                *user,
-            ],
+        words = ["-m", "sfad.gateway", "--daemon", self._daemon]
+        words += ["--journal", os.fspath(self._journal)]
+        words += [] if self.uid is None else ["--user", str(self.uid)]
+        self._record.pid = self._process.start(
+            words,
             [(os.POSIX_SPAWN_DUP2, self._listener.fileno(), LISTENER)],
             # until it has a handler: it may be told of a new config at once
             blocked=[signal.SIGHUP],
             env=None if self.uid is None else _USERS_ENV,
         )
-        self._launcher.own(pid)
-        found = kernel.stat(pid)
-        self._record.pid, self._record.started = pid, found.started if found is not None else 0
+        self._record.started = self._process.started
         self._write()
-        self._log.info("gateway", pid=pid, port=self._record.port, uid=self.uid)
-        return pid
+        self._log.info("gateway", pid=self._record.pid, port=self._record.port, uid=self.uid)
 
     def noted(self) -> Noted:
         """Return what its process, or the one before, has noted of its calls."""
@@ -454,17 +431,6 @@ class GatewayProcess:
                 "calls that were under way count as reserved"
             )
             return Noted([], complete=False)
-
-    async def _ended(self, pid: int) -> str:
-        """Wait until the process has ended, and reap it. Return how it ended."""
-        how = await ended(pid)
-        self._forget(pid)
-        return how or "while no daemon was there"
-
-    def _forget(self, pid: int) -> None:
-        self._launcher.disown(pid)
-        if self._record is not None and self._record.pid == pid:
-            self._record.pid = 0
 
     # ---- the record
 
