@@ -59,6 +59,7 @@ def main() -> None:
 
 
 async def _serve(daemon: str, journal: Journal, user: int | None) -> None:
+    os.set_inheritable(LISTENER, False)  # what reads bodies may end a moment later
     listener = trio.SocketListener(trio.socket.from_stdlib_socket(socket.socket(fileno=LISTENER)))
     link = DaemonLink(daemon, LISTENER, journal)
     trust = Trust(_complain)
