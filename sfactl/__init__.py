@@ -75,5 +75,5 @@ Output:
 See "Starting fast" in docs/architecture.md. Only `web` imports trio, and of sfad only
 `sfad.protocol` and its version (`doctor` also `sfad.host.probe` and
 `sfad.features.listed`; `diff`, `land`, `landing` and `pruning` `sfad.git` and
-`sfad.features.worktrees`, `shipping` `sfad.shipping`, `web` `sfad.host.callers`).
+`sfad.features.worktrees`, `shipping` `sfad.features.fleet.files`, `web` `sfad.host.callers`).
 """

@@ -7,7 +7,7 @@ from typing import Literal
 from msgspec import Struct
 
 from ..protocol import types
-from ..protocol.requests.fleet import Allowances
+from ..protocol.requests.allowances import Allowances
 from ..protocol.requests.gateway import CallDecision
 from ..protocol.types import CallInfo, ErrorCode, LimitRefusal, Refusal, RunId, Survivor
 from .events import AgentProcess

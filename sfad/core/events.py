@@ -12,7 +12,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 from msgspec import Struct
 
-from ..protocol.requests.fleet import Allowance, AskAllowances
+from ..protocol.requests.allowances import Allowance, AskAllowances
 from ..protocol.requests.gateway import AdmitCall, EndCall, SeeSubscription
 from ..protocol.types import (
     ApiTrouble,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sfad.core.state.allowances import FEW, PARTS, Drawing, give
 from sfad.core.state.budgets import Budget, to_nanos, to_usd
-from sfad.protocol.requests.fleet import Allowance, Allowances, AllowanceWanted, AskAllowances
+from sfad.protocol.requests.allowances import Allowance, Allowances, AllowanceWanted, AskAllowances
 from tests.tiers import examples
 
 BEGINS = "2026-06-01T00:00:00+00:00"

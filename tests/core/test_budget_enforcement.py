@@ -9,7 +9,7 @@ from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.state.budgets import Budget, to_nanos
 from sfad.core.state.policy import Policy
-from sfad.protocol.requests.fleet import Allowance, AllowanceWanted, AskAllowances
+from sfad.protocol.requests.allowances import Allowance, AllowanceWanted, AskAllowances
 from sfad.protocol.requests.gateway import CallDecision
 from sfad.protocol.types import Action, Placing, Status
 

@@ -28,7 +28,7 @@ from sfad.core.state.vocabulary import Timer
 from sfad.core.watching import NewWatcher
 from sfad.durable.snapshots import to_saved
 from sfad.protocol.kinds import COSTS
-from sfad.protocol.requests.fleet import Allowances
+from sfad.protocol.requests.allowances import Allowances
 from sfad.protocol.requests.gateway import AdmitCall, CallDecision, EndCall
 from sfad.protocol.types import (
     Action,

@@ -4,7 +4,7 @@ gives the others their parts (`state.allowances`)."""
 
 from dataclasses import dataclass
 
-from ...protocol.requests.fleet import Allowances
+from ...protocol.requests.allowances import Allowances
 from ...protocol.types import Action, Reason, Status
 from .. import commands as c
 from .. import events as e

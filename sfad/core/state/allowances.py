@@ -15,7 +15,7 @@ from datetime import datetime
 
 from msgspec.structs import replace
 
-from ...protocol.requests.fleet import Allowance, Allowances, AllowanceWanted, AskAllowances
+from ...protocol.requests.allowances import Allowance, Allowances, AllowanceWanted, AskAllowances
 from .budgets import Budget, Given, to_nanos, to_usd
 
 PARTS = 4

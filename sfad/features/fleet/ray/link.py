@@ -5,18 +5,11 @@ import socket
 import threading
 from collections.abc import Callable
 
-from ..protocol.conversation import Answer, Conversation, hello
-from ..protocol.framing import ProtocolError
-from ..protocol.messages import (
-    FLEET_VERSION,
-    Done,
-    FleetPush,
-    FleetTold,
-    ServeFleet,
-    Welcome,
-    pack_message,
-)
-from ..protocol.requests.base import Request
+from ....protocol.conversation import Answer, Conversation, hello
+from ....protocol.framing import ProtocolError
+from ....protocol.messages import Done, Welcome, pack_message
+from ....protocol.requests.base import Request
+from ..messages import FLEET_VERSION, FleetPush, FleetTold, ServeFleet
 
 AGAIN = 0.3
 """Seconds between attempts to connect to the daemon."""

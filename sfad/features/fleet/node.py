@@ -12,72 +12,45 @@ repeated or late does no harm."""
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 
 import trio
 from msgspec.structs import replace
 
-from ...config import FleetConfig
-from ...core import commands as c
+from ...agents.setup_reader import NO_SETUPS
 from ...core import events as e
 from ...core.life.giving import grant_of, limits_to_send, wanted_of
-from ...core.machine import Machine
+from ...core.state.access import Peer
 from ...core.state.account import Use
 from ...core.state.budgets import to_nanos
 from ...core.state.policy import Invalid
 from ...core.state.request import Asked
 from ...core.state.run import Run
-from ...host.log import Log
-from ...host.probe import current_boot
+from ...daemon.loop.seam import Heart
 from ...processes.own_processes import keep
 from ...protocol.conversation import Conversation, hello
-from ...protocol.errors import RequestError, bad_request, wrong_state
+from ...protocol.errors import RequestError
 from ...protocol.framing import ProtocolError
 from ...protocol.messages import (
     Error,
-    FleetPush,
-    FleetTold,
     Refused,
     RunReply,
     Select,
     Selected,
     Spawn,
-    Tend,
-    Tended,
     Welcome,
     pack_message,
 )
 from ...protocol.requests.base import Reply, Request
-from ...protocol.requests.fleet import FleetNode
 from ...protocol.types import ErrorCode, Reason, RunId, RunInfo, Ship, Status, Survivor, Wanted
-from ...runs.catalogue import RunCatalogue
 from ...runs.live import Live
-from ...shipping import why_unsafe
-from ...start.prepared import Prepared
-from ...start.surroundings import Surroundings
-from ...storage.shipped import ShipRefused
-from .shipping import NOT_HERE, Shipping
-
-# ---- The clock that leases are measured by
-
-
-def stamp() -> str:
-    """Return what this node's clock says, for a giver to send back. It begins again at each
-    boot."""
-    return f"{current_boot()}:{trio.current_time():.3f}"
-
-
-def lease_until(echo: str, lease: float) -> float | None:
-    """Return when a lease ends that began when this node's clock said `echo`; `None` if that was
-    before the machine was booted."""
-    boot, _, at = echo.rpartition(":")
-    try:
-        return float(at) + lease if boot == current_boot() else None
-    except ValueError:
-        return None
-
+from ...start.steps import CHANNELS
+from .feature import SHIP, FleetConfig
+from .files.kept import ShipRefused
+from .files.sending import Shipping
+from .messages import FleetNode, FleetPush, FleetTold, Tend, Tended
 
 # ---- A node, and its actor
 
@@ -85,9 +58,7 @@ Push = Callable[[FleetPush, Sequence[int]], None]
 Told = Callable[[FleetTold], None]
 
 
-_OF_PROCESSES = (c.Terminate, c.Interrupt, c.Kill, c.Survey, c.Freeze, c.Thaw, c.Release)
-
-
+NOT_JOINED = "this daemon is in no fleet: set fleet.address in its config (docs/fleet.md)"
 PASSED_ON = 10.0
 """Seconds that a node has to answer a request that is passed on to it."""
 QUIET = 5.0
@@ -98,44 +69,55 @@ class NotConnected(OSError):
     """No actor of this node is connected, so that no other node can be reached."""
 
 
-async def _not_served(_live: Live) -> Asked:
-    raise OSError("the daemon begins; it cannot start runs yet")
+class Elsewhere:
+    """What is done to the processes of runs on other nodes: their nodes are told what is wanted of
+    the runs, and so nothing follows at once."""
+
+    def __init__(self, fleet: "Fleet") -> None:
+        self._fleet = fleet
+
+    def terminate(self, run_id: RunId, signal: int) -> None:
+        """See `RunProcesses`."""
+
+    def kill(self, run_id: RunId) -> None:
+        """See `RunProcesses`."""
+
+    def freeze(self, run_id: RunId) -> None:
+        """See `RunProcesses`."""
+
+    def thaw(self, run_id: RunId) -> None:
+        """See `RunProcesses`."""
+
+    def release(self, run_id: RunId) -> None:
+        """See `RunProcesses`."""
+
+    def signal_main(self, _run_id: RunId, _signal: int) -> bool:
+        """See `RunProcesses`."""
+        return False
+
+    def survey(self, run_id: RunId) -> None:
+        """Tell what is known here."""
+        self._fleet.survey(run_id)
 
 
 class Fleet:
-    def __init__(
-        self,
-        config: FleetConfig,
-        machine: Machine,
-        catalogue: RunCatalogue,
-        feed: e.Feed,
-        log: Log,
-        sent: Callable[[RunId], None],
-        save: Callable[[Live], None],
-        shipping: Shipping,
-        *,
-        sock: str,
-    ) -> None:
-        """`sent`: the other node has a run, so that what it is started with need not be kept any
-        more. `save`: what is saved once of a run is another than before."""
+    def __init__(self, config: FleetConfig, heart: Heart, shipping: Shipping) -> None:
         self._config = config
-        self._machine = machine
-        self._catalogue = catalogue
-        self._feed = feed
-        self._log = log
-        self._sent = sent
-        self._save = save
-        self._socket = sock
+        self._machine = heart.machine
+        self._catalogue = heart.catalogue
+        self._feed = heart.feed
+        self._log = heart.resources.log
+        self._spool = heart.resources.spool
+        self._socket = heart.resources.socket
+        self._prepare = heart.prepare
         self.shipping = shipping
         self.node = config.node or socket.gethostname().split(".")[0]
-        self.remote: set[RunId] = set()
+        self.remote = heart.processes
         """Live runs that execute on another node, or are to be placed."""
+        self._elsewhere = Elsewhere(self)
         self._placed: set[RunId] = set()
         """Live runs for which Ray has, or is to have, a reservation."""
         self._placing_here: set[RunId] = set()
-        self.complete: Callable[[Live], Awaitable[Asked]] = _not_served
-        """Completes the request of a run that starts on this node after all. Raises `Invalid`,
-        `OSError`."""
         self._push: Push | None = None
         self._asked: dict[int, Told] = {}
         self._number = 0
@@ -224,9 +206,7 @@ class Fleet:
             for each in descriptors:
                 os.close(each)
             if not self.enabled:
-                raise NotConnected(
-                    "this daemon is in no fleet: set fleet.address in its config (docs/fleet.md)"
-                )
+                raise NotConnected(NOT_JOINED)
             raise NotConnected("the fleet is not connected; sfactl fleet status tells why")
         self._push(push, descriptors)
 
@@ -265,68 +245,7 @@ class Fleet:
                     if not isinstance(reply, Selected):
                         take(reply)
 
-    # ---- steps of `start.prepare`
-
-    def check_placeable(self, p: Prepared, around: Surroundings) -> None:
-        """A step of `start.prepare`: refuse what cannot go to another node. What a run above has
-        decided about the gateway holds there, too."""
-        order, caller = around.order, around.caller
-        if order.stdio != "files" or order.stdin == "descriptor":
-            raise Invalid(
-                "a run with --fleet reads no stdin of this machine, "
-                "and writes to files of its node: leave out --stdio"
-            )
-        if order.detach:
-            raise Invalid(
-                "--detach and --fleet exclude each other: "
-                "a run of another node is a child, or a root that no run started"
-            )
-        decided = caller.parts.gateway if caller is not None else None
-        if caller is not None and order.gateway not in {None, decided} and decided is not None:
-            raise Invalid(
-                f"what run {caller.run.id} has decided about the gateway holds for what it starts"
-            )
-        p.parts.gateway = order.gateway if order.gateway is not None else decided
-
-    def note_files(self, p: Prepared, around: Surroundings) -> None:
-        """Note from which node the files of a run that is to be placed come."""
-        ship = around.order.ship
-        if ship is not None:
-            self._check_files(ship, around)
-            p.parts.ship = replace(ship, node=self.node)
-
-    def work_in_copy(self, p: Prepared, around: Surroundings) -> None:
-        """Have a run of another node work in a copy of the files that were sent with it."""
-        ship = around.order.ship
-        if ship is None:
-            return
-        if around.order.grant is None and ship.node != self.node:
-            raise bad_request(
-                "--ship sends files to the node where a run is placed: "
-                "add --fleet or --on, or leave out --ship"
-            )
-        self._check_files(ship, around)
-        p.parts.ship = ship
-        p.command.cwd = self.shipping.directory(around.peer.uid, ship)
-
-    def _check_files(self, ship: Ship, around: Surroundings) -> None:
-        if (
-            ship.within and why_unsafe(os.fsdecode(ship.within)) is not None
-        ) or not ship.directory.startswith(b"/"):
-            raise bad_request(
-                f"the run cannot work in {ship.within[:80]!r} of {ship.directory[:80]!r}"
-            )
-        if not ship.author.isprintable():
-            raise bad_request(f"a control character in the author of commits: {ship.author[:80]!r}")
-        if not self.shipping.files.is_whole(around.peer.uid, ship.archive):
-            raise wrong_state(NOT_HERE.format(os.fsdecode(ship.directory)))
-
     # ---- placing
-
-    def place(self, run: Run) -> None:
-        self.remote.add(run.id)
-        self._placed.add(run.id)
-        self._ask_for_place(run)
 
     def _ask_for_place(self, run: Run) -> None:
         try:
@@ -366,7 +285,7 @@ class Fleet:
             if live is None or live.run.remote is None:
                 return
             try:
-                asked = await self.complete(live)
+                asked = await self._prepared(live)
             except (Invalid, RequestError, OSError) as error:
                 self._feed(
                     e.GrantRefused(
@@ -377,27 +296,39 @@ class Fleet:
             self._feed(e.Placed(trio.current_time(), run, self.node, asked))
             placed = self._catalogue.live.get(run)
             if placed is not None and placed.run.remote is None:
-                self.remote.discard(run)
-                self._save(placed)
+                self.remote.pop(run, None)
+                self._spool.journal.renew(placed)
         finally:
             self._placing_here.discard(run)
 
+    async def _prepared(self, live: Live) -> Asked:
+        """Prepare a run that the core has admitted already. Return what it asks of the core. Raise
+        `Invalid`, `RequestError`, `OSError`."""
+        assert live.order is not None
+        run, uid = live.run, live.uid
+        peer = Peer(
+            uid=uid,
+            user=run.user,
+            owner=uid in (0, os.geteuid()),
+            run=live.caller,
+            channel=run.birth.channel if run.birth.channel in CHANNELS else None,
+        )
+        order = replace(live.order, placing=None, ship=live.parts.of(SHIP))
+        p, around = await self._prepare(order, peer, live.credentials)
+        live.take(p.command, p.output, p.parts, p.program, p.asked.shown.argv)
+        live.setups = around.setups if around.caller is None else NO_SETUPS
+        return p.asked
+
     # ---- runs on other nodes
 
-    def apply(self, command: c.Place | c.Offer | c.Tend) -> None:
-        match command:
-            case c.Place(run):
-                self.place(run)
-            case c.Offer(run):
-                self._adopted(run)
-            case c.Tend(run_id):
-                self._adopted(self._catalogue.live[run_id].run)
-
-    def _adopted(self, run: Run) -> None:
-        self.remote.add(run.id)
-        self._placed.add(run.id)
+    def place(self, run: Run) -> None:
+        """Have a run executed on a node, or go on with one that executes there."""
         assert run.remote is not None
-        assert run.remote.node is not None
+        self.remote[run.id] = self._elsewhere
+        self._placed.add(run.id)
+        if run.remote.node is None:
+            self._ask_for_place(run)
+            return
         neighbour = self._neighbours.get(run.remote.node)
         if neighbour is None:
             neighbour = self._neighbours[run.remote.node] = Neighbour(run.remote.node, self)
@@ -407,37 +338,32 @@ class Fleet:
                 self._nursery.start_soon(neighbour.serve)
         neighbour.look()
 
-    def takes(self, command: c.WithId) -> bool:
-        """Return whether a command about processes means a run of another node; then it was carried
-        out as far as it can be here: its node is told what is wanted of the run."""
-        if command.run not in self.remote or not isinstance(command, _OF_PROCESSES):
-            return False
-        live = self._catalogue.live.get(command.run)
-        if live is None or live.run.remote is None:
-            return False
-        if isinstance(command, c.Survey):
-            node = live.run.remote.node
-            why = f"on node {node}, which has not told yet that it has stopped"
-            self._feed(
-                e.Surveyed(
-                    trio.current_time(),
-                    command.run,
-                    (Survivor(pid=0, run_id=command.run, why=why),),
-                )
-            )
-        return True
+    def survey(self, run_id: RunId) -> None:
+        """Tell the core that a run on another node is alive."""
+        remote = self._catalogue.live[run_id].run.remote
+        node = remote.node if remote is not None else None
+        why = f"on node {node}, which has not told yet that it has stopped"
+        survivor = Survivor(pid=0, run_id=run_id, why=why)
+        self._feed(e.Surveyed(trio.current_time(), run_id, (survivor,)))
 
     def look(self) -> None:
         """Tell other nodes what is wanted of runs there, if that has changed."""
         for neighbour in self._neighbours.values():
             neighbour.look()
 
-    def ended(self, run: RunId) -> None:
-        self.remote.discard(run)
-        if run in self._placed:
-            self._placed.discard(run)
+    def ended(self, run: Run) -> None:
+        self.remote.pop(run.id, None)
+        if run.id in self._placed:
+            self._placed.discard(run.id)
             with suppress(NotConnected):  # else the next actor is told which to keep
-                self._send(FleetPush(id=0, what="free", run=run))
+                self._send(FleetPush(id=0, what="free", run=run.id))
+
+    def sent(self, run: RunId) -> None:
+        """Forget what a run is started with: its node has that, and it starts on no other one."""
+        live = self._catalogue.live.get(run)
+        placing = live.run.asked.placing if live is not None else None
+        if placing is not None and not placing.restart_elsewhere:
+            self._spool.spawns.forget(run)
 
     def runs_on(self, node: str) -> Iterator[Run]:
         for run_id in list(self.remote):
@@ -501,8 +427,9 @@ class _Conversation:
         """Return the answer. Raise `OSError`."""
         request.id = self._last = self._last + 1
         data, self._unsent = self._unsent + pack_message(request), b""
-        while data:
-            data = data[await self._socket.send(data) :]
+        with suppress(BrokenPipeError):  # what it said before it hung up is read
+            while data:
+                data = data[await self._socket.send(data) :]
         while True:
             replies = await self._conversation.arrived(self._receive)
             for reply in replies:
@@ -658,7 +585,7 @@ class Neighbour:
     def _ship_files(self, runs: list[Run], nursery: trio.Nursery) -> None:
         """Begin to send the files of runs that the node has not taken."""
         for run in runs:
-            ship = self._fleet._catalogue.live[run.id].parts.ship
+            ship = self._fleet._catalogue.live[run.id].parts.of(SHIP)
             unsent = (
                 run.remote is not None
                 and not run.remote.id
@@ -717,7 +644,7 @@ class Neighbour:
             order,
             id=self._last,
             placing=None,
-            ship=live.parts.ship,
+            ship=live.parts.of(SHIP),
             gateway=live.parts.gateway,
             allowed_tools=list(terms.allowed_tools),
             blocked_tools=list(terms.blocked_tools),
@@ -783,7 +710,7 @@ class Neighbour:
                 fleet._feed(
                     e.GrantSeen(now, offered, self.node, e.GrantState(status, reply.run.id))
                 )
-                fleet._sent(offered)
+                fleet.sent(offered)
                 self.look()
             case Refused() if offered is not None:
                 reason = Reason(

@@ -21,9 +21,9 @@ from ray.util.placement_group import (
     remove_placement_group,
 )
 
-from .. import __version__
-from ..protocol.messages import FLEET_VERSION, FleetNode, FleetTold
-from ..protocol.types import Placing, RunId
+from .... import __version__
+from ....protocol.types import Placing, RunId
+from ..messages import FLEET_VERSION, FleetNode, FleetTold
 from . import LABEL, NAMESPACE, actor_name
 
 ANSWER = 2.0

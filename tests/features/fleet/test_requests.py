@@ -11,6 +11,13 @@ from typing import Any
 import pytest
 
 from sfactl.connection import DaemonError
+from sfad.features.fleet.messages import (
+    FetchFiles,
+    FilesKept,
+    FilesPacked,
+    PutFiles,
+    ShareSubscriptions,
+)
 from sfad.protocol import messages as m
 from sfad.protocol.types import Placing, Ship
 from tests.harness import running, started
@@ -86,8 +93,8 @@ def test_requests_about_files_are_checked(tmp_path: Path) -> None:
         with pytest.raises(
             DaemonError, match=r"the files have 65 KiB, and fleet\.ship_max is 64 KiB"
         ):
-            client.call(m.PutFiles(id=0, archive=archive, size=65 << 10), m.FilesKept)
-        client.call(m.PutFiles(id=0, archive=archive, size=1, data=b"x"), m.FilesKept)
+            client.call(PutFiles(id=0, archive=archive, size=65 << 10), FilesKept)
+        client.call(PutFiles(id=0, archive=archive, size=1, data=b"x"), FilesKept)
         with pytest.raises(
             DaemonError, match="the files of /src are not here any more: start the run again"
         ):
@@ -95,7 +102,7 @@ def test_requests_about_files_are_checked(tmp_path: Path) -> None:
         daemon.kill()
         daemon.restart()
         kept = client.call(
-            m.PutFiles(id=0, archive=archive, size=1, offset=1, data=b"y", last=True), m.FilesKept
+            PutFiles(id=0, archive=archive, size=1, offset=1, data=b"y", last=True), FilesKept
         )
         assert (kept.offset, kept.whole) == (2, True)
         for ship, said in (
@@ -112,7 +119,7 @@ def test_requests_about_files_are_checked(tmp_path: Path) -> None:
             m.Spawn(ship=Ship(directory=b"/src", archive=archive), **given), m.RunReply
         )
         with pytest.raises(DaemonError, match="it has not started yet"):
-            client.call(m.FetchFiles(id=0, run=reply.run.id), m.FilesPacked)
+            client.call(FetchFiles(id=0, run=reply.run.id), FilesPacked)
         client.call(m.Stop(id=0, runs=[reply.run.id]), m.Stopped)
 
 
@@ -140,7 +147,7 @@ def test_while_it_is_not_known_who_keeps_the_budgets_nothing_is_spent(tmp_path: 
 def test_a_daemon_that_keeps_no_budgets_gives_nobody_any(tmp_path: Path) -> None:
     config = '[fleet]\naddress = "127.0.0.1:1"\nnode = "n2"\nkeeper = "n1"\n'
     with running(tmp_path, config=config) as daemon, daemon.client() as client:
-        for request in (m.AskAllowances(id=0, node="n3", number=1), m.ShareSubscriptions(id=0)):
+        for request in (m.AskAllowances(id=0, node="n3", number=1), ShareSubscriptions(id=0)):
             with pytest.raises(
                 DaemonError,
                 match="node n2 does not keep the budgets of this fleet; for it the keeper is n1",

@@ -1,5 +1,5 @@
-"""The fleet: its nodes, and what their daemons ask each other about the runs that they have
-granted."""
+"""The messages of the fleet: what is asked of its nodes, what their daemons ask each other about
+runs that they have granted, and files that are sent with runs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import Literal
 
 from msgspec import Struct
 
-from ..types import Placing, RunId, RunInfo, Wanted
-from .base import Reply, Request
-from .subscriptions import Provider, SeenWindow
+from ...protocol.requests.base import Reply, Request
+from ...protocol.requests.subscriptions import SharedSubscription
+from ...protocol.types import Placing, RunId, RunInfo, Wanted
 
+PIECE = 1 << 20
+"""Bytes of an archive in one message."""
 FLEET_VERSION = 1
 """Raised when two nodes would misread each other. They refuse each other then, with both
 numbers."""
@@ -148,68 +150,7 @@ class Tended(Reply, tag="tended"):
     """Those that it does not know."""
 
 
-# ---- What nodes may spend of the budgets of users and teams
-
-
-class AllowanceWanted(Struct, frozen=True, kw_only=True):
-    """What a node wants of a budget. Amounts are in USD, of one period."""
-
-    scope: Literal["user", "team"]
-    name: str
-    begins: str
-    """When the period began, as RFC 3339."""
-    usd: float
-    """What it may charge, with what it had before and without what it gives back."""
-    charged_usd: float
-    need_usd: float = 0.0
-    """What it lacks beyond `usd`."""
-
-
-class AskAllowances(Request, tag="ask_allowances"):
-    """Take back what a node does not need of budgets, and give it what it lacks. Answered by
-    `Allowances`."""
-
-    repeats = 1
-
-    node: str
-    number: int
-    """Higher than in the node's earlier requests. An earlier one that comes late changes
-    nothing."""
-    wanted: list[AllowanceWanted] = []
-
-
-class Allowance(Struct, frozen=True, kw_only=True):
-    """What a node may charge of a budget."""
-
-    scope: Literal["user", "team"]
-    name: str
-    begins: str
-    usd: float
-    number: int = 0
-    """Of the request that it answers, or of a later one that came before; 0 if the request has
-    changed nothing."""
-    waits: str | None = None
-    """Why that is less than it lacks."""
-    used_up: bool = False
-    """No node has anything left in this period."""
-    scarce: bool = False
-    """Others lack some: give back at the next request what is not needed."""
-
-
-class SharedSubscription(Struct, frozen=True, kw_only=True):
-    """What a node has heard of a subscription."""
-
-    provider: Provider
-    uid: int | None = None
-    """The user to whom it belongs; `None`: the operator."""
-    login: str = ""
-    """A hash of a credential."""
-    organization: str | None = None
-    plan_type: str | None = None
-    status: str | None = None
-    heard_at: float
-    """Unix time."""
-    windows: list[SeenWindow] = []
+# ---- What nodes tell each other for other features
 
 
 class ShareSubscriptions(Request, tag="share_plans"):
@@ -224,6 +165,73 @@ class SharedSubscriptions(Reply, tag="shared_plans"):
     plans: list[SharedSubscription] = []
 
 
-class Allowances(Reply, tag="allowances"):
-    number: int
-    allowances: list[Allowance] = []
+# ---- Files that are sent with a run to another node, and brought back
+
+
+class PutFiles(Request, tag="put_files"):
+    """Bring a piece of an archive, a gzipped tar, that a later `Spawn` names in `ship`. Needs the
+    permission for `spawn`. Answered by `FilesKept`, which says where the next piece begins: without
+    `data`, it only asks.
+
+    The daemon removes an archive that no run has named for an hour."""
+
+    repeats = 3
+
+    archive: str
+    """32 hexadecimal digits that the client has drawn."""
+    size: int
+    """Bytes of all files before they are packed; at most `fleet.ship_max`."""
+    offset: int = 0
+    """Where the piece belongs. If that is not where the next one is expected, nothing is kept of
+    it."""
+    data: bytes = b""
+    """At most 1 MiB."""
+    last: bool = False
+    """The archive ends with this piece."""
+
+
+class FilesKept(Reply, tag="files_kept"):
+    offset: int
+    """Bytes that the daemon has."""
+    whole: bool = False
+    """It has the last piece."""
+
+
+class FetchFiles(Request, tag="fetch_files"):
+    """Compare the files of a run with what was sent (`ship`), and pack what has changed, on the
+    node where the run executes. Needs the permission for `logs`, and the run's own user. Answered
+    by `FilesPacked`; `wrong_state` if the run has no such files."""
+
+    repeats = 1
+
+    run: str
+    patch: bool = False
+    """Pack the changed files as they were sent, too."""
+
+
+class FilesPacked(Reply, tag="files_packed"):
+    name: str
+    """For `get_files`. The daemon keeps the archive for 15 minutes."""
+    size: int
+    directory: bytes
+    """Where the files came from,"""
+    node: str
+    """and on which node."""
+    asked: str = ""
+    """The node whose daemon answers this client."""
+
+
+class GetFiles(Request, tag="get_files"):
+    """Read a piece of what `fetch_files` has packed. Needs what that needs. Answered by
+    `FilesPart`."""
+
+    repeats = 1
+
+    run: str
+    name: str
+    offset: int = 0
+
+
+class FilesPart(Reply, tag="files_part"):
+    data: bytes
+    """At most 1 MiB; empty at the end."""

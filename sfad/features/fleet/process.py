@@ -3,11 +3,12 @@ says."""
 
 import trio
 
-from ...config import FleetConfig
 from ...host.log import Log
 from ...processes.launcher import Launcher
 from ...processes.own_processes import OwnProcess, keep
-from .fleet import Fleet
+from . import ray
+from .feature import FleetConfig
+from .node import Fleet
 
 PATIENCE = 3.0
 """Seconds that an actor has to connect by itself: that of an earlier daemon, or one that Ray starts
@@ -67,7 +68,7 @@ class FleetProcess:
             nonlocal said
             said = line
 
-        words = ["-m", "sfad.fleet", "--daemon", self._daemon, "--node", self._fleet.node]
+        words = ["-m", ray.__name__, "--daemon", self._daemon, "--node", self._fleet.node]
         words += ["--insecure"] if self._config.insecure else []
         how = await self._process.run([*words, str(self._config.address)], heard)
         self._said = said

@@ -9,17 +9,18 @@ import trio
 from msgspec import msgpack
 from msgspec.structs import replace
 
+from ....daemon.server.asker import Answering, Asker
+from ....daemon.server.checks import CHANGES
+from ....daemon.server.connection import Connection, RunRow, RunRows
 from ....host.clock import wall_clock
 from ....protocol import messages as m
 from ....protocol.errors import RequestError, bad_request, wrong_state
 from ....protocol.requests.subscriptions import SubscriptionInfo
 from ....protocol.requests.summary import Summary
 from ....protocol.types import AlertState, ErrorCode, RunInfo, Status
-from ...loop.shipping import PACK_SECONDS
-from ..asker import Answering, Asker
-from ..checks import CHANGES
-from ..connection import Connection, RunRow, RunRows
-from ..fleet_nodes import ANSWER, Nodes
+from ..files.sending import PACK_SECONDS
+from ..messages import FetchFiles
+from ..nodes import ANSWER, Nodes
 from .following import Watching, tell_events
 from .names import Names
 from .sums import OVER, added, below, left_of, page_of, subscriptions_of, with_names
@@ -55,14 +56,14 @@ class FleetClient:
         self._scopes: set[trio.CancelScope] = set()
         # it is not handed over to a daemon that executes itself again: the client connects anew
         connection.on_close = self._end
-        connection.of_fleet = self
+        connection.instead = self
 
     def _end(self) -> None:
         for scope in self._scopes:
             scope.cancel()
 
     def answer(self, asker: Asker, request: Any, here: Here) -> Answering:
-        """See `OfFleet`."""
+        """See `Instead`."""
         match request:
             case m.List():
                 work = self._list(asker, request)
@@ -112,10 +113,10 @@ class FleetClient:
         if asker.still_wanted():
             reply.id = asker.id
             asker.end()
-            self._connection.send(reply, named=True)
+            self._connection.send(reply, changed=True)
 
-    def named(self, reply: Any) -> m.Reply:
-        """See `OfFleet`."""
+    def changed(self, reply: Any) -> m.Reply:
+        """See `Instead`."""
         own = self._nodes.own
         match reply:
             case RunRow():
@@ -185,7 +186,7 @@ class FleetClient:
     async def _asked(self, node: str, request: Any) -> m.Reply:
         """Return a node's answer. A wait goes on while its daemon is restarted."""
         if not isinstance(request, m.Wait):
-            within = PACK_SECONDS if isinstance(request, m.FetchFiles) else ANSWER
+            within = PACK_SECONDS if isinstance(request, FetchFiles) else ANSWER
             return await self._nodes.ask(node, replace(request), m.Reply, within)
         begins = trio.current_time()
         lost_at = math.inf
@@ -214,7 +215,7 @@ class FleetClient:
                 first = False
                 self._reply(asker, reply)
             else:
-                self._connection.send(reply, named=True)
+                self._connection.send(reply, changed=True)
 
         await self._nodes.fleet.follow(node, request, take)
 

@@ -4,24 +4,26 @@ user."""
 
 import os
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 import trio
 from msgspec import Struct
 
-from ...git.commands import LOCAL
-from ...host.tasks import in_thread
-from ...processes.contained_commands import ContainedCommand, ContainedCommands
-from ...processes.credentials import Credentials
-from ...processes.helper import ANSWER
-from ...processes.shipping import pack_words, step_words
-from ...protocol.messages import Error, FilesKept, PutFiles
-from ...protocol.requests.base import Reply, Request
-from ...protocol.types import ErrorCode, RunId, Ship
-from ...runs.live import Live
-from ...storage.shipped import Shipment, ShippedFiles, ShipRefused, name_of
+from ....git.commands import LOCAL
+from ....host.tasks import in_thread
+from ....processes.contained_commands import ContainedCommand, ContainedCommands
+from ....processes.credentials import Credentials
+from ....processes.helper import ANSWER
+from ....protocol.messages import Error
+from ....protocol.requests.base import Reply, Request
+from ....protocol.types import ErrorCode, RunId, Ship
+from ....runs.live import Live
+from ..feature import SHIP
+from ..messages import FilesKept, PutFiles
+from .kept import Shipment, ShippedFiles, ShipRefused, name_of
+from .steps import pack_words, step_words
 
 PACK_SECONDS = 300.0
 """Seconds that it may take to compare the files of a run and to pack what has changed."""
@@ -46,9 +48,9 @@ class Shipping:
     def named(self) -> frozenset[str]:
         """Return the copies that live runs name."""
         return frozenset(
-            name_of(each.uid, each.parts.ship.archive)
+            name_of(each.uid, each.parts.of(SHIP).archive)
             for each in self.live.values()
-            if each.parts.ship is not None
+            if each.parts.of(SHIP) is not None
         )
 
     # ---- archives come
@@ -110,7 +112,7 @@ class Shipping:
     def first_step(self, live: Live) -> tuple[list[bytes], bytes] | None:
         """Return the first step of a run (`LaunchSpec.first_step`) and where that starts; `None` if
         no files were sent. Raise `OSError`."""
-        ship = live.parts.ship
+        ship = live.parts.of(SHIP)
         if ship is None:
             return None
         if not self.files.is_whole(live.uid, ship.archive):
@@ -126,7 +128,7 @@ class Shipping:
     def environment(self, live: Live, env: list[bytes]) -> list[bytes]:
         """Return the environment of a run: in a copy, without what would lead git elsewhere, and
         with its directory."""
-        ship = live.parts.ship
+        ship = live.parts.of(SHIP)
         if ship is None:
             return env
         here = b"PWD=" + self.directory(live.uid, ship)
@@ -135,6 +137,28 @@ class Shipping:
             for item in env
             if not item.startswith(_LOCAL)
         ]
+
+    # ---- what is deleted, for a thread
+
+    def remove(self, runs: Collection[RunId], *, dry: bool) -> int:
+        """See `durable.maintenance.Kept`."""
+        return self.files.remove(runs, dry=dry)
+
+    def remove_old(
+        self,
+        cutoff: float | None,
+        *,
+        ends: Callable[[Sequence[RunId]], Mapping[RunId, float | None]],
+        live: Collection[RunId],
+        now: float,
+        between: Callable[[], object],
+    ) -> str:
+        """See `durable.maintenance.Kept`. What no run has named is deleted, too."""
+        named = trio.from_thread.run_sync(self.named)
+        count = self.files.remove_old(
+            cutoff, ends=ends, live=live, named=named, now=now, between=between
+        )
+        return f"deleted the files that {count} runs had been sent with" if count else ""
 
     # ---- what it has changed
 

@@ -15,7 +15,7 @@ from ...protocol import messages as m
 from ...protocol.errors import RequestError
 from ...protocol.types import FleetPlace, RunInfo
 from ...storage.ledger.queries import Page
-from ..loop.fleet import Fleet
+from .node import Fleet
 
 T = TypeVar("T")
 R = TypeVar("R", bound=m.Reply)

@@ -9,7 +9,7 @@ from typing import Any
 
 import ray
 
-from ..protocol.messages import FleetPush, FleetTold
+from ..messages import FleetPush, FleetTold
 from . import NAMESPACE, actor_name
 from .link import Link
 from .placing import Places, all_nodes, drain, identity

@@ -18,8 +18,16 @@ import stat
 import time
 from collections.abc import Sequence
 
-from .. import shipping
-from .helper import ANSWER, NOT_EXECUTABLE, become, environment, fail, python_words, understood
+from ....processes.helper import (
+    ANSWER,
+    NOT_EXECUTABLE,
+    become,
+    environment,
+    fail,
+    python_words,
+    understood,
+)
+from . import packing as shipping
 
 KEPT = 900.0
 """Seconds for which packed changes are kept."""

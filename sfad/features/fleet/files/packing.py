@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO, Self
 
-from .git.commands import SETTINGS, At, GitError, own, raw
+from ....git.commands import SETTINGS, At, GitError, own, raw
 
 MOST_FILES = 200_000
 """Files of one directory."""

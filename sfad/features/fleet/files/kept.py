@@ -22,11 +22,11 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from ..core.state.run import number_or_zero
-from ..host.files import UNDECODABLE, read
-from ..protocol.requests.shipping import PIECE
-from ..protocol.types import RunId, Ship
-from ..protocol.units import format_size
+from ....core.state.run import number_or_zero
+from ....host.files import UNDECODABLE, read
+from ....protocol.types import RunId, Ship
+from ....protocol.units import format_size
+from ..messages import PIECE
 
 _ARCHIVE = re.compile(r"[0-9a-f]{32}")
 _COPY = re.compile(r"\d+-[0-9a-f]{32}")

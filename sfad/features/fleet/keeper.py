@@ -5,24 +5,17 @@ from contextlib import suppress
 
 import trio
 
-from ...config import FleetConfig
 from ...core import commands as c
 from ...core import events as e
-from ...core.machine import Machine
 from ...core.state.allowances import Drawing
 from ...core.state.budgets import to_usd
-from ...durable.budgets import BudgetBooks
+from ...daemon.loop.seam import Heart
 from ...host.clock import wall_clock
-from ...host.log import Log
-from ...protocol.messages import (
-    Allowances,
-    Error,
-    SharedSubscriptions,
-    ShareSubscriptions,
-)
-from ...protocol.requests.fleet import Allowance
-from ..loop.fleet import Fleet
-from .seam import Parts
+from ...protocol.messages import Allowances, Error
+from ...protocol.requests.allowances import Allowance
+from .feature import FleetConfig
+from .messages import SharedSubscriptions, ShareSubscriptions
+from .node import Fleet
 
 AGAIN, AGAIN_MAX = 0.2, 10.0
 """Seconds until a keeper that has not answered is asked again: doubled each time."""
@@ -32,23 +25,15 @@ something."""
 
 
 class KeeperRequests:
-    def __init__(
-        self,
-        config: FleetConfig,
-        budgets: BudgetBooks,
-        machine: Machine,
-        fleet: Fleet,
-        feed: e.Feed,
-        log: Log,
-        parts: Parts,
-    ) -> None:
+    def __init__(self, config: FleetConfig, fleet: Fleet, heart: Heart) -> None:
         self._interval = config.lease
-        self._budgets = budgets
-        self._machine = machine
+        self._budgets = heart.budgets
+        self._machine = heart.machine
         self._fleet = fleet
-        self._feed = feed
-        self._log = log
-        self._parts = parts
+        self._feed = heart.feed
+        self._log = heart.resources.log
+        self._parts = heart.parts
+        self._rests = False
         self._drawing = Drawing(fleet.node)
         self._lacking, self._shares_changed, self._known = (
             trio.Event(),
@@ -60,7 +45,7 @@ class KeeperRequests:
         self.trouble: str | None = None
         """Why it has not answered."""
         if fleet.enabled:
-            self._know(config.keeper or budgets.charges.keeper)
+            self._know(config.keeper or self._budgets.charges.keeper)
 
     def _know(self, keeper: str | None) -> None:
         self.node = keeper
@@ -73,7 +58,9 @@ class KeeperRequests:
         key = (command.scope, command.name)
         self._drawing.needs[key] = max(command.nanos, self._drawing.needs.get(key, 0))
         self._lacking.set()
-        if self.node is None:
+        if self._rests:
+            self._refuse()
+        elif self.node is None:
             why = "it is not known yet which node keeps the budgets (sfactl fleet status)"
             self._feed(e.AllowancesKnown(trio.current_time(), (), waits=why))
 
@@ -105,12 +92,12 @@ class KeeperRequests:
             with trio.move_on_after(self._interval):
                 await self._shares_changed.wait()
             self._shares_changed = trio.Event()
-            if (known := self._parts.shared()) or len(self._machine.tree):
+            if (known := self._parts().shared()) or len(self._machine.tree):
                 with suppress(OSError):  # the next time tells the same, or newer
                     answer = await self._fleet.pass_on(
                         self.node or "", ShareSubscriptions(id=1, plans=known)
                     )
-                    self._parts.heard(
+                    self._parts().heard(
                         answer.plans if isinstance(answer, SharedSubscriptions) else ()
                     )
             await trio.sleep(SHARE_AFTER)
@@ -167,13 +154,17 @@ class KeeperRequests:
         return bool(known) and all(each.number for each in known)
 
     def rest(self) -> None:
-        """Refuse what waits for the keeper, because the next program would not know of it."""
+        """Refuse from now on what waits for the keeper: the next program would not know of it."""
+        self._rests = True
         if self._fleet.enabled:
-            self._feed(
-                e.AllowancesKnown(
-                    trio.current_time(), (), waits="the daemon is being renewed; try again"
-                )
-            )
+            self._refuse()
+
+    def _refuse(self) -> None:
+        why = "the daemon is being renewed; try again"
+        self._feed(e.AllowancesKnown(trio.current_time(), (), waits=why))
+
+    def go_on(self) -> None:
+        self._rests = False
 
     def _unanswered(self, why: str) -> bool:
         if self.trouble is None:

@@ -6,12 +6,12 @@ from datetime import datetime
 import trio
 from msgspec.structs import replace
 
+from ....daemon.server.asker import Asker
 from ....host.clock import wall_clock
 from ....protocol import messages as m
 from ....protocol.errors import bad_request
 from ....protocol.types import Event, RunId, RunInfo, Status
-from ..asker import Asker
-from ..fleet_nodes import SILENT, Nodes
+from ..nodes import SILENT, Nodes
 from .names import Names
 from .sums import cursor_of, events_of, reached_of
 
@@ -55,12 +55,12 @@ class Watching:
                 return
             connection = self._asker.connection
             self._asker.end()
-            connection.send(self._everything(), named=True)
+            connection.send(self._everything(), changed=True)
             while True:
                 await self._changed.wait()
                 if not connection.unsent:
                     self._changed = trio.Event()
-                    connection.send(self._news(), named=True)
+                    connection.send(self._news(), changed=True)
                 await trio.sleep(PUSHES)
 
     def _news(self) -> m.Reply:
@@ -171,7 +171,7 @@ async def tell_events(nodes: Nodes, names: Names, asker: Asker, request: m.Event
     if not asker.still_wanted():
         return
     asker.end()
-    asker.connection.send(found, named=True)
+    asker.connection.send(found, changed=True)
     if request.follow and not found.more:
         await _follow(nodes, names, asker, request, reached)
 
@@ -200,7 +200,7 @@ async def _follow(
             reached[node] = event.number
             asker.connection.send(
                 m.EventPush(id=asker.id, event=names.event(node, event), cursor=cursor_of(reached)),
-                named=True,
+                changed=True,
             )
 
     await nodes.follow_all(wanted, take, lambda _node, _why: None)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 
 from sfad.core.state.run import run_id
-from sfad.daemon.server.over_fleet.names import Names
-from sfad.daemon.server.over_fleet.sums import events_of, left_of, page_of, reached_of
+from sfad.features.fleet.answers.names import Names
+from sfad.features.fleet.answers.sums import events_of, left_of, page_of, reached_of
 from sfad.protocol import messages as m
 from sfad.protocol.types import Event, FleetPlace, RunInfo, Status
 from tests.cli import samples

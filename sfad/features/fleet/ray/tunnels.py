@@ -12,8 +12,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from ..protocol.messages import FLEET_VERSION, Error, pack_message
-from ..protocol.types import ErrorCode
+from ....protocol.messages import Error, pack_message
+from ....protocol.types import ErrorCode
+from ..messages import FLEET_VERSION
 
 OPEN, DATA, CLOSE = range(3)
 Message = tuple[str, int, bytes]
