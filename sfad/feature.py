@@ -65,9 +65,11 @@ class Feature:
     may have it."""
     shares: bool = False
     """Its part tells the daemons of other machines something, and is told."""
-    places: bool = False
-    """Its part has runs executed on other machines: those with `Spawn.placing`, and those that
-    another one has granted (`Spawn.grant`). One feature may do that."""
+    elsewhere: str = ""
+    """The module of its folder that has `elsewhere: core.machine.NewElsewhere`, which is pure: what
+    the core decides about runs that execute on other machines (`Spawn.placing`), and about those
+    that were granted from there (`Spawn.grant`). Its part has them executed. One feature may have
+    it."""
     beside: str = ""
     """How the name of a directory of its own ends, which begins with that of the state directory.
     Its part is loaded where that exists."""

@@ -98,17 +98,8 @@ class Launch(WithRun, frozen=True):
 
 
 class Place(WithRun, frozen=True):
-    """Find a node for the run; answer `PlacementWaits` as long as there is none, then `Placed`, or
-    `GrantRefused`."""
-
-
-class Offer(WithRun, frozen=True):
-    """Send the run's grant to its node, again and again until `GrantSeen` or `GrantRefused` can be
-    answered."""
-
-
-class Tend(WithId, frozen=True):
-    """What is wanted of a run on another node has changed (`giving.wanted_of`): tell its node."""
+    """Have the run executed on another machine, or go on with what executes there: tell that what
+    is wanted of it. `HeardOf` tells what becomes of it."""
 
 
 class Terminate(WithId, frozen=True):
@@ -257,8 +248,7 @@ Answer = (
     | ErrorAnswer
 )
 
-ToFleet = Place | Offer | Tend | Draw
-ToLauncher = Launch | Terminate | Interrupt | Kill | Survey | Freeze | Thaw | Release
+ToLauncher = Place | Draw | Launch | Terminate | Interrupt | Kill | Survey | Freeze | Thaw | Release
 ToStorage = (
     Admit
     | Record
@@ -272,7 +262,7 @@ ToStorage = (
 )
 ToLoop = TellCall | MeterAgent | Arm | Disarm | Remind | Rebound | Retire | AnswerRequest | Shutdown
 
-Command = ToLauncher | ToFleet | ToStorage | ToLoop
+Command = ToLauncher | ToStorage | ToLoop
 
 
 class Outcome(Struct, frozen=True):

@@ -11,7 +11,7 @@ from sfad.core.state.budgets import Budget, to_nanos
 from sfad.core.state.policy import Policy
 from sfad.protocol.requests.allowances import Allowance, AllowanceWanted, AskAllowances
 from sfad.protocol.requests.gateway import CallDecision
-from sfad.protocol.types import Action, Placing, Status
+from sfad.protocol.types import Action, Status
 
 from .test_adopting import Life
 from .transcript import ANN, BOB, Transcript, inside, purse
@@ -345,20 +345,6 @@ def test_a_reservation_waits_for_the_keeper() -> None:
     (t >> gives(t, 0.6, waits="it is used up", used_up=True)).skip()
     assert isinstance(answer := t.answers[t.last_token], c.ReserveAnswer)
     assert answer.refusal is not None
-
-
-def test_a_run_that_is_placed_waits_for_its_share_and_its_client() -> None:
-    t = Transcript()
-    t >> t.budgets(of_fleet(9, 0.001))
-    placing = Placing(node="n3")
-    (t >> t.spawn("a", limits="cost=2", placing=placing)) << "draw user ann 2"
-    t.quiet()
-    (t >> gives(t, 2.5)).skip()
-    assert [run.name for run in t.machine.tree] == ["a"]
-    (t >> t.spawn("b", limits="cost=2", placing=placing, tied_to=7)).skip()
-    (t >> e.ClientGone(t.at, 7)).skip()
-    (t >> gives(t, 9)).skip()
-    assert [run.name for run in t.machine.tree] == ["a"]
 
 
 def test_the_keeper_goes_on_when_a_node_gives_back() -> None:

@@ -17,7 +17,7 @@ import msgspec
 
 from sfad.core import commands as c
 from sfad.core import events as e
-from sfad.core.machine import Machine, NewBarrier
+from sfad.core.machine import Machine, NewBarrier, NewElsewhere
 from sfad.core.state.access import Peer
 from sfad.core.state.account import NOTHING, OpenReservation, Use
 from sfad.core.state.budgets import Budget, to_nanos, to_usd
@@ -135,9 +135,12 @@ class Transcript:
         hear: frozenset[str] = frozenset(),
         watchers: Mapping[str, NewWatcher] | None = None,
         barrier: NewBarrier | None = None,
+        elsewhere: NewElsewhere | None = None,
         **numbers: Any,
     ) -> None:
-        self.machine = Machine(policy or Policy(**numbers), watchers=watchers, barrier=barrier)
+        self.machine = Machine(
+            policy or Policy(**numbers), watchers=watchers, barrier=barrier, elsewhere=elsewhere
+        )
         self.at = 0.0
         self.answers: dict[int, c.Answer] = {}
         self.events: list[str] = []

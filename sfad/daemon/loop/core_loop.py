@@ -137,10 +137,8 @@ class CoreLoop:
                 self._admit(run, unsaved)
             case c.Launch(run):
                 self.launching.launch(run)
-            case c.Place(run) | c.Offer(run):
+            case c.Place(run):
                 self.parts.place(run)
-            case c.Tend(run_id):
-                self.parts.place(self.catalogue.live[run_id].run)
             case c.Release(run_id):
                 self.metering.forget(run_id)
                 self._processes(run_id).release(run_id)

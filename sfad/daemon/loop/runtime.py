@@ -53,7 +53,7 @@ from .pending_requests import PendingRequests
 from .policy import policy_of, shares
 from .resources import Resources
 from .saving import Saver
-from .seam import Heart, Parts, barrier_of, watchers_of
+from .seam import Heart, Parts, barrier_of, elsewhere_of, watchers_of
 from .starting import Starting
 from .status_text import StatusText
 from .storage_watch import StorageWatch
@@ -283,6 +283,7 @@ class Runtime:
             may_start=[rule for feature in FEATURES.values() for rule in feature.may_start],
             watchers=watchers_of(FEATURES),
             barrier=barrier_of(FEATURES),
+            elsewhere=elsewhere_of(FEATURES),
         )
         self.descriptors = Descriptors(resources.rounds)
         self.background = Background(self.log.internal_error)

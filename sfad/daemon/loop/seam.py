@@ -17,16 +17,15 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import trio
 
 from ...config import Configuration
 from ...core import commands as c
 from ...core import events as e
-from ...core.barring import Barrier
 from ...core.context import Context
-from ...core.machine import Components, Machine, NewBarrier
+from ...core.machine import Components, Machine, NewBarrier, NewElsewhere
 from ...core.state.access import Peer, Scope
 from ...core.state.run import Run
 from ...core.watching import NewWatcher, Watcher
@@ -226,7 +225,7 @@ class Parts:
         self._loaded: dict[str, Part] = {}
         self._of_all: set[str] = set()
         """Those whose section of the config is set: they may decide about any run."""
-        self._placer = next((name for name, each in features.items() if each.places), None)
+        self._placer = next((name for name, each in features.items() if each.elsewhere), None)
         """Which has runs executed on other machines."""
         self.changed: list[Callable[[Collection[Run]], object]] = []
         self.admitted: list[Callable[[Run], object]] = []
@@ -558,12 +557,22 @@ def watchers_of(features: Mapping[str, Feature]) -> dict[str, NewWatcher]:
 
 def barrier_of(features: Mapping[str, Feature]) -> NewBarrier | None:
     """The same of the one that may hold calls and roots."""
+    return _half_of(features, "barrier")
 
-    def make(name: str, feature: Feature, components: Components) -> Barrier | None:
-        half = _half(name, feature.barrier, feature)
-        return half.barrier(components) if half is not None else None
 
-    found = (partial(make, name, each) for name, each in features.items() if each.barrier)
+def elsewhere_of(features: Mapping[str, Feature]) -> NewElsewhere | None:
+    """The same of the one that decides about runs on other machines."""
+    return _half_of(features, "elsewhere")
+
+
+def _half_of(
+    features: Mapping[str, Feature], what: Literal["barrier", "elsewhere"]
+) -> Callable[[Components], Any] | None:
+    def make(name: str, feature: Feature, components: Components) -> Any:
+        half = _half(name, getattr(feature, what), feature)
+        return getattr(half, what)(components) if half is not None else None
+
+    found = (partial(make, name, each) for name, each in features.items() if getattr(each, what))
     return next(found, None)
 
 

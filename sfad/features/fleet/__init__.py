@@ -10,6 +10,9 @@
 `keeper`    asks the keeper of the fleet what this node may spend of budgets, and shares what other
             features know
 `granted`   requests of other nodes about runs that they have granted to this one
+`elsewhere`, `giving`, `taking` the half in the core: runs that execute on other nodes, with their
+            share of the tree and their lease; runs that other nodes have granted
+`heard`     what is told to it of these runs
 `verbs`     answers the actor, other nodes, and `sfactl fleet`
 `file_verbs` answers `put_files`, `fetch_files` and `get_files`
 `nodes`     the nodes, and how each is asked

@@ -71,7 +71,7 @@ FEATURE = Feature(
         GetFiles: _OF_FILES,
     },
     decides={SHIP: Ship},
-    places=True,
+    elsewhere="elsewhere",
     beside="-shipped",
     part="part",
 )

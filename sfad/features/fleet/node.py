@@ -21,7 +21,6 @@ from msgspec.structs import replace
 
 from ...agents.setup_reader import NO_SETUPS
 from ...core import events as e
-from ...core.life.giving import grant_of, limits_to_send, wanted_of
 from ...core.state.access import Peer
 from ...core.state.account import Use
 from ...core.state.budgets import to_nanos
@@ -47,9 +46,11 @@ from ...protocol.requests.base import Reply, Request
 from ...protocol.types import ErrorCode, Reason, RunId, RunInfo, Ship, Status, Survivor, Wanted
 from ...runs.live import Live
 from ...start.steps import CHANNELS
+from . import heard as h
 from .feature import SHIP, FleetConfig
 from .files.kept import ShipRefused
 from .files.sending import Shipping
+from .giving import grant_of, limits_to_send, wanted_of
 from .messages import FleetNode, FleetPush, FleetTold, Tend, Tended
 
 # ---- A node, and its actor
@@ -256,20 +257,27 @@ class Fleet:
                 )
             )
         except NotConnected as error:
-            self._feed(e.PlacementWaits(trio.current_time(), run.id, str(error)))
+            self.hear(run.id, h.PlacementWaits(str(error)))
+
+    def hear(self, run: RunId, what: h.Heard, at: float | None = None) -> None:
+        """Tell the core what was heard of a run. `at`: now, if left out."""
+        self._feed(e.HeardOf(trio.current_time() if at is None else at, run, what))
+
+    def refuse(self, run: RunId, why: str) -> None:
+        """Tell the core that a run executes on no node."""
+        self.hear(run, h.GrantRefused(Reason(kind="fleet", message=why)))
 
     def _place_told(self, told: FleetTold) -> None:
-        now = trio.current_time()
         if told.refused is not None:
-            self._feed(e.GrantRefused(now, told.run, Reason(kind="fleet", message=told.refused)))
+            self.refuse(told.run, told.refused)
         elif told.node == self.node and self._nursery is not None and self._is_queued(told.run):
             if told.run not in self._placing_here:
                 self._placing_here.add(told.run)
                 self._nursery.start_soon(self._place_here, told.run)
         elif told.node is not None:
-            self._feed(e.Placed(now, told.run, told.node))
+            self.hear(told.run, h.Placed(told.node))
         else:
-            self._feed(e.PlacementWaits(now, told.run, told.waits or "", told.infeasible))
+            self.hear(told.run, h.PlacementWaits(told.waits or "", told.infeasible))
 
     def _is_queued(self, run: RunId) -> bool:
         """Return whether the run has not executed on another node before: else this node takes it
@@ -287,13 +295,9 @@ class Fleet:
             try:
                 asked = await self._prepared(live)
             except (Invalid, RequestError, OSError) as error:
-                self._feed(
-                    e.GrantRefused(
-                        trio.current_time(), run, Reason(kind="fleet", message=str(error))
-                    )
-                )
+                self.refuse(run, str(error))
                 return
-            self._feed(e.Placed(trio.current_time(), run, self.node, asked))
+            self.hear(run, h.Placed(self.node, asked))
             placed = self._catalogue.live.get(run)
             if placed is not None and placed.run.remote is None:
                 self.remote.pop(run, None)
@@ -379,7 +383,7 @@ class Fleet:
                 f"node {node} was given up by an operator (sfactl fleet forget); "
                 "whether the run still executes is not known"
             )
-            self._feed(e.GrantLost(trio.current_time(), run, why))
+            self.hear(run, h.GrantLost(why))
         return runs
 
     def counts(self) -> tuple[dict[str, int], dict[str, int], dict[str, float]]:
@@ -564,7 +568,8 @@ class Neighbour:
         changed = any(self._wanted.get(id_) != wanted for id_, wanted in told.items())
         if self._stamp and (new or taken):
             # before it is sent: the other node may count the lease from then on
-            fleet._feed(e.GrantsRenewed(self._heard_at, tuple(run.id for run in runs)))
+            for run in runs:
+                fleet.hear(run.id, h.GrantRenewed(), self._heard_at)
         if fresh:
             for run in ready:
                 spawn = self._spawn(run, now)
@@ -608,8 +613,7 @@ class Neighbour:
                 self._shipped.add(run.id)
                 break
             except ShipRefused as error:
-                reason = Reason(kind="fleet", message=f"node {self.node}: {error}")
-                fleet._feed(e.GrantRefused(trio.current_time(), run.id, reason))
+                fleet.refuse(run.id, f"node {self.node}: {error}")
                 break
             except (OSError, ProtocolError, trio.TooSlowError) as error:
                 fleet._log.debug("files", node=self.node, run=run.id, error=str(error))
@@ -698,54 +702,46 @@ class Neighbour:
                 fleet.heard(self.node, now)
                 for info in reply.runs:
                     self._seen[info.id] = str(info.status)
-                    self._told(info, now)
+                    self._told(info)
                 for gone in reply.gone:
-                    self._gone(gone, now)
+                    self._gone(gone)
                 if reply.id == self._tends:
                     self._tends = 0
                 self.look()
             case RunReply() if offered is not None:
                 # of an ended run this has no totals: the answer to the next Tend has
                 status = reply.run.status if not reply.run.status.terminal else Status.STARTING
-                fleet._feed(
-                    e.GrantSeen(now, offered, self.node, e.GrantState(status, reply.run.id))
-                )
+                fleet.hear(offered, h.GrantSeen(self.node, h.GrantState(status, reply.run.id)))
                 fleet.sent(offered)
                 self.look()
             case Refused() if offered is not None:
                 reason = Reason(
                     kind=reply.refused.kind, message=f"node {self.node}: {reply.refused.message}"
                 )
-                fleet._feed(e.GrantRefused(now, offered, reason))
+                fleet.hear(offered, h.GrantRefused(reason))
             case Error() if offered is not None and reply.code in _TRANSIENT:
                 # it is offered again after a pause
                 raise ConnectionAbortedError(f"node {self.node}: {reply.message}")
             case Error() if offered is not None:
-                fleet._feed(
-                    e.GrantRefused(
-                        now,
-                        offered,
-                        Reason(kind="fleet", message=f"node {self.node}: {reply.message}"),
-                    )
-                )
+                fleet.refuse(offered, f"node {self.node}: {reply.message}")
             case Error():
                 raise ConnectionAbortedError(f"node {self.node}: {reply.message}")
 
-    def _told(self, info: RunInfo, now: float) -> None:
+    def _told(self, info: RunInfo) -> None:
         for run in self._fleet.runs_on(self.node):
             if run.remote is not None and run.remote.id == info.id:
-                self._fleet._feed(e.GrantSeen(now, run.id, self.node, state_of(info)))
+                self._fleet.hear(run.id, h.GrantSeen(self.node, state_of(info)))
                 return
 
-    def _gone(self, run_id: RunId, now: float) -> None:
+    def _gone(self, run_id: RunId) -> None:
         for run in self._fleet.runs_on(self.node):
             if run.remote is not None and run.remote.id == run_id:
                 why = f"node {self.node} came back without it"
-                self._fleet._feed(e.GrantLost(now, run.id, why))
+                self._fleet.hear(run.id, h.GrantLost(why))
                 return
 
 
-def state_of(info: RunInfo) -> e.GrantState:
+def state_of(info: RunInfo) -> h.GrantState:
     """Return what another node tells of a run, as the core takes it."""
     own, whole = info.usage, info.in_all
     used = Use(
@@ -754,6 +750,6 @@ def state_of(info: RunInfo) -> e.GrantState:
         input_tokens=whole.tokens,
         cost=to_nanos(whole.cost_usd),
     )
-    return e.GrantState(
+    return h.GrantState(
         info.status, info.id, used, info.descendants, info.reason, info.exit_code, info.signal
     )

@@ -4,8 +4,6 @@ has granted to this node."""
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import trio
-
 from ...core import events as e
 from ...daemon.loop.seam import Answer, Heart
 from ...daemon.server.asker import Asker
@@ -18,6 +16,7 @@ from ...protocol.types import ErrorCode, RunId, RunInfo
 from .answers.requests import FleetClient
 from .feature import FleetConfig
 from .granted import GrantedRuns
+from .heard import GrantTended
 from .keeper import KeeperRequests
 from .messages import (
     FLEET_VERSION,
@@ -170,13 +169,13 @@ class FleetVerbs:
         """Do what the giver wants of its runs, and tell it how they are as soon as it does not
         know."""
         check_most("runs in one request", len(request.runs), 64 * MAX_CHOSEN)
-        heart, now = self._heart, trio.current_time()
+        heart = self._heart
         for run_id, wanted in request.runs.items():
             live = heart.catalogue.live.get(run_id)
             grant = live.run.asked.grant if live is not None else None
             if grant is not None and grant.giver == request.giver:
                 until = after_stamp(request.echo, grant.lease) if grant.lease is not None else None
-                heart.feed(e.GrantTended(now, run_id, wanted, until))
+                self._fleet.hear(run_id, GrantTended(wanted, until))
         self._granted.tend(_Tending(asker, request))
 
 

@@ -71,8 +71,9 @@ class WindowBar:
 
 
 class Subscriptions(Barrier):
-    def __init__(self, components: Components) -> None:
-        self._ctx, self._lifecycle, self._pausing, self._limit_holds, self._limits = components
+    def __init__(self, core: Components) -> None:
+        self._ctx, self._lifecycle, self._pausing = core.context, core.lifecycle, core.pausing
+        self._limit_holds, self._limits = core.limit_holds, core.limits
         self._ctx.readings.append(self._measured)
         self.known: dict[str, Subscription] = {}
         """By their keys."""

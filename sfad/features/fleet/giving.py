@@ -9,25 +9,29 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from ...core import commands as c
+from ...core.admission.candidate import limits_for
+from ...core.admission.guard import unenforced
+from ...core.context import Context, grace_of
+from ...core.life.attempts import AttemptTracker
+from ...core.life.lifecycle import Lifecycle
+from ...core.life.pausing import Pausing
+from ...core.life.spending import Spending
+from ...core.life.stopping import Stopping
+from ...core.state.account import NOTHING, OpenReservation, Use
+from ...core.state.budgets import Budget, to_core, to_wire
+from ...core.state.grants import Remote
+from ...core.state.limits import ActiveLimit
+from ...core.state.policy import Invalid
+from ...core.state.request import Asked
+from ...core.state.run import Attempt, Ending, ProcessExit, Run, Rung
+from ...core.state.tree import Remembered, typed_bounds
+from ...core.state.vocabulary import ReasonKind, Timer
 from ...protocol.kinds import KINDS, ROLES
 from ...protocol.limits import format_amount
 from ...protocol.types import Action, Bound, Grant, Limit, LimitKind, Reason, Status, Wanted
-from .. import commands as c
-from .. import events as e
-from ..context import Context, grace_of
-from ..state.account import NOTHING
-from ..state.budgets import Budget, to_core, to_wire
-from ..state.grants import Remote
-from ..state.limits import ActiveLimit
-from ..state.policy import Invalid
-from ..state.run import Attempt, Ending, ProcessExit, Run, Rung
-from ..state.tree import Remembered, typed_bounds
-from ..state.vocabulary import ReasonKind, Timer
-from .attempts import AttemptTracker
-from .lifecycle import Lifecycle
-from .pausing import Pausing
-from .spending import Spending
-from .stopping import Stopping
+from . import heard as h
+from .feature import FleetConfig
 
 # ---- The share of a tree that a run takes with it
 
@@ -219,17 +223,66 @@ class Giving:
     _pausing: Pausing
     _attempts: AttemptTracker
 
-    def placement_waits(self, run: Run, ev: e.PlacementWaits) -> None:
+    def grant(self, run: Run) -> None:
+        """Count the share of a run that is to execute on another node as used."""
+        assert run.remote is not None
+        cost, tokens = (run.limits.get(kind) for kind in (LimitKind.COST, LimitKind.TOKENS))
+        share = OpenReservation(
+            model="",
+            input_tokens=int(tokens.threshold) if tokens is not None else 0,
+            output_tokens=0,
+            cost=int(cost.threshold) if cost is not None else None,
+            role=None,
+        )
+        run.remote.reservation = self._spending.reserve(run, share)
+
+    def _settle(self, run: Run, used: Use, admitted: int) -> None:
+        """Give back what a run has not used that has ended on another node, or was never sent
+        there."""
+        remote = run.remote
+        assert remote is not None
+        if remote.refunded or remote.reservation is None:
+            return
+        remote.refunded = True
+        self._spending.add_use(run, used, settled=remote.reservation)
+        self._spending.budgets_changed = True
+        run.admitted = admitted
+        for above in run.ancestors:
+            above.admitted -= remote.descendants - admitted
+            self._ctx.changed(above)
+        remote.descendants = admitted
+
+    def never_sent(self, run: Run) -> None:
+        """End a run of whose share nothing was used."""
+        self._settle(run, NOTHING, 0)
+
+    def share_out(self, run: Run) -> bool:
+        """See `Elsewhere.share_out`."""
+        policy, spending = self._ctx.policy, self._spending
+        budgets = spending.budgets_of(run) if policy.budget_action is not Action.WARN else ()
+        least = least_share(run)
+        short = [each for each in budgets if least > each.left]
+        if any(spending.draw_if_possible(each, least) for each in short):
+            return False
+        section = policy.sections.get("fleet", FleetConfig())
+        assert isinstance(section, FleetConfig)
+        share_out(run, budgets, section.lease, spending.sentence_of)
+        return True
+
+    def placement_waits(self, run: Run, heard: h.PlacementWaits) -> None:
         remote = run.remote
         if remote is None or remote.node is not None or run.status is Status.STOPPING:
             return
-        if (remote.waits, remote.infeasible) != (ev.why, ev.infeasible):
-            remote.waits, remote.infeasible = ev.why, ev.infeasible
+        if (remote.waits, remote.infeasible) != (heard.why, heard.infeasible):
+            remote.waits, remote.infeasible = heard.why, heard.infeasible
             self._ctx.changed(run)
         self._lifecycle.answer_spawn(run)
 
-    def placed(self, run: Run, ev: e.Placed) -> None:
+    def placed(self, run: Run, heard: h.Placed, at: float) -> None:
         """Offer the run to its node."""
+        if heard.asked is not None:
+            self._placed_here(run, heard.asked, at)
+            return
         remote = run.remote
         if (
             remote is None
@@ -239,32 +292,62 @@ class Giving:
             return
         if run.status is Status.QUEUED:
             run.move(Status.STARTING)
-        remote.node, remote.id, remote.waits, remote.heard_at = ev.node, "", None, ev.at
+        remote.node, remote.id, remote.waits, remote.heard_at = heard.node, "", None, at
         run.latest = Attempt(run.attempt + 1)
         self._ctx.changed(run)
-        self._ctx.do(c.Offer(run))
+        self._ctx.do(c.Place(run))
 
-    def refused(self, run: Run, ev: e.GrantRefused) -> None:
+    def _placed_here(self, run: Run, asked: Asked, at: float) -> None:
+        """Launch a run that was to be placed as one of this node, with the limits that such a run
+        has, or end it if nothing would enforce them."""
+        if run.remote is None or run.status is not Status.QUEUED:
+            return
+        # in its own tree, what it uses counts as it uses it
+        self._settle(run, NOTHING, 0)
+        run.remote = None
+        run.replace_request(
+            replace(
+                asked,
+                placing=run.asked.placing,
+                identity=replace(asked.identity, labels=run.asked.identity.labels),
+            )
+        )
+        try:
+            run.limits = limits_for(run.asked, run.parent, self._ctx.policy, run.birth.uid)
+            found = unenforced(run)
+            why = found[0] if found is not None else None
+        except Invalid as invalid:
+            why = str(invalid)
+        if why is not None:
+            self._lifecycle.decide_end(
+                run, at, Ending(Status.FAILED, Reason(kind=ReasonKind.FLEET, message=why))
+            )
+            self._lifecycle.finish(run, at)
+            return
+        self._ctx.changed(run)
+        self._lifecycle.launch(run)
+
+    def refused(self, run: Run, heard: h.GrantRefused, at: float) -> None:
         """End a run that its node has not taken. Nothing of its share was used."""
         if run.remote is not None and not run.remote.id:
-            self._spending.settle_grant(run, NOTHING, 0)
-            self._end(run, ev.at, Ending(Status.FAILED, ev.reason))
+            self._settle(run, NOTHING, 0)
+            self._end(run, at, Ending(Status.FAILED, heard.reason))
 
-    def seen(self, run: Run, ev: e.GrantSeen) -> None:
-        remote, state = run.remote, ev.state
-        if remote is None or remote.node != ev.node:
+    def seen(self, run: Run, heard: h.GrantSeen, at: float) -> None:
+        remote, state = run.remote, heard.state
+        if remote is None or remote.node != heard.node:
             return
-        remote.heard_at = ev.at
+        remote.heard_at = at
         if not remote.id:
             remote.id = state.id
             self._ctx.changed(run)
         elif state.id != remote.id:
             return
         if state.status.terminal:
-            self._spending.settle_grant(run, state.used, state.admitted)
+            self._settle(run, state.used, state.admitted)
             if (state.code, state.signal) != (None, None):
                 run.latest.exit = ProcessExit(state.code, state.signal)
-            self._end(run, ev.at, Ending(state.status, state.reason))
+            self._end(run, at, Ending(state.status, state.reason))
             return
         if run.status is Status.STARTING and state.status in {
             Status.RUNNING,
@@ -272,10 +355,10 @@ class Giving:
             Status.RETRYING,
             Status.STOPPING,
         }:
-            self._attempts.launched(run, ev.at)
+            self._attempts.launched(run, at)
         if run.status is Status.RUNNING and state.status is Status.PAUSED:
             run.move(Status.PAUSED)  # by a limit of its own
-            self._lifecycle.halt_clock(run, ev.at)
+            self._lifecycle.halt_clock(run, at)
             self._ctx.save_and_record(run)
         elif (
             run.status is Status.PAUSED
@@ -283,23 +366,21 @@ class Giving:
             and not run.paused_in_lineage
         ):
             run.move(Status.RUNNING)
-            self._lifecycle.start_clock(run, ev.at)
+            self._lifecycle.start_clock(run, at)
             self._ctx.save_and_record(run)
         if run.paused is not None and state.status is Status.PAUSED:
             self._pausing.frozen(run)
 
-    def lost(self, run: Run, ev: e.GrantLost) -> None:
+    def lost(self, run: Run, heard: h.GrantLost, at: float) -> None:
         if run.remote is not None and run.remote.node is not None:
             self._end(
-                run, ev.at, Ending(Status.LOST, Reason(kind=ReasonKind.FLEET, message=ev.why))
+                run, at, Ending(Status.LOST, Reason(kind=ReasonKind.FLEET, message=heard.why))
             )
 
-    def renewed(self, ev: e.GrantsRenewed) -> None:
-        for run_id in ev.runs:
-            run = self._ctx.tree.get(run_id)
-            if run is not None and run.remote is not None:
-                run.remote.lease_from = max(run.remote.lease_from, ev.at)
-                self._expect(run)
+    def renewed(self, run: Run, at: float) -> None:
+        if run.remote is not None:
+            run.remote.lease_from = max(run.remote.lease_from, at)
+            self._expect(run)
 
     def _expect(self, run: Run) -> None:
         """Have the run looked at when its node has surely stopped it."""
@@ -381,7 +462,7 @@ class Giving:
             self._end(run, at, Ending(Status.LOST, Reason(kind=ReasonKind.DAEMON, message=message)))
             return True
         self._expect(run)
-        self._ctx.do(c.Offer(run) if not remote.id else c.Tend(run.id))
+        self._ctx.do(c.Place(run))
         if run.status is Status.RUNNING:
             self._lifecycle.start_clock(run, at)
         elif run.status is Status.STOPPING and run.ladder is not None:

@@ -15,7 +15,6 @@ import msgspec
 
 from sfad.core import commands as c
 from sfad.core import events as e
-from sfad.core.life.giving import grant_of, limits_to_send, wanted_of
 from sfad.core.machine import Machine
 from sfad.core.state.access import Peer
 from sfad.core.state.account import OpenReservation, Use
@@ -24,6 +23,18 @@ from sfad.core.state.request import Asked
 from sfad.core.state.run import Birth, Run, State
 from sfad.core.state.tree import Remembered
 from sfad.durable.snapshots import from_saved, to_saved
+from sfad.features.fleet.elsewhere import elsewhere
+from sfad.features.fleet.feature import FleetConfig
+from sfad.features.fleet.giving import grant_of, limits_to_send, wanted_of
+from sfad.features.fleet.heard import (
+    GrantRefused,
+    GrantRenewed,
+    GrantSeen,
+    GrantState,
+    GrantTended,
+    Heard,
+    Placed,
+)  # fmt: skip
 from sfad.protocol.types import LimitKind, Reason, RunId, Wanted
 from tests.core.asking import asked_for, replaced
 from tests.core.holding import check_holds
@@ -52,7 +63,7 @@ class Tend:
 class Told:
     node: str
     clock: float
-    states: dict[RunId, e.GrantState | Reason]
+    states: dict[RunId, GrantState | Reason]
     """By ids of the giver."""
 
 
@@ -123,7 +134,7 @@ class Node:
     alive: set[RunId] = field(default_factory=set)
     """Runs whose main process is."""
     keys: dict[str, RunId] = field(default_factory=dict)
-    ended: dict[RunId, e.GrantState] = field(default_factory=dict)
+    ended: dict[RunId, GrantState] = field(default_factory=dict)
     admitted: list[Run] = field(default_factory=list)
     spent: dict[RunId, int] = field(default_factory=dict)
     refused: dict[int, c.Answer] = field(default_factory=dict)
@@ -138,7 +149,7 @@ class Node:
     """Where its next runs are placed."""
 
     def __post_init__(self) -> None:
-        self.machine = Machine(self.net.policy)
+        self.machine = Machine(self.net.policy, elsewhere=elsewhere)
 
     @property
     def now(self) -> float:
@@ -152,6 +163,9 @@ class Node:
         for run in outcome.changed.values():
             if run.remote is not None and run.remote.id and not run.status.terminal:
                 self.unsent.add(run.id)
+
+    def hear(self, run: RunId, what: Heard) -> None:
+        self.feed(e.HeardOf(self.now, run, what))
 
     def spawn(self, name: str, *, inside: RunId | None = None, **asked: Any) -> c.Answer | None:
         self.token += 1
@@ -201,7 +215,7 @@ class Node:
         self.timers.clear()
         self.stamps.clear()
         self.unsent.clear()
-        self.machine = Machine(self.net.policy, next_number=number)
+        self.machine = Machine(self.net.policy, next_number=number, elsewhere=elsewhere)
         inhabited = {above.id for run in self.alive if run in found for above in found[run].lineage}
         self.feed(
             e.RunsAdopted(
@@ -224,16 +238,16 @@ class Node:
             case c.Launch(run):
                 self.alive.add(run.id)
                 self.feed(e.LaunchSucceeded(self.now, run.id, 7))
+            case c.Place(run) if run.remote is not None and run.remote.node is not None:
+                self.takers[run.id] = run.remote.node
+                self.unsent.add(run.id)
             case c.Place(run):
                 placing = run.asked.placing
                 node = (
                     placing.node if placing is not None and placing.node is not None else self.place
                 )
                 if node is not None:
-                    self.feed(e.Placed(self.now, run.id, node))
-            case c.Offer(run):
-                self.takers[run.id] = run.remote.node or "" if run.remote is not None else ""
-                self.unsent.add(run.id)
+                    self.hear(run.id, Placed(node))
             case c.Terminate(run_id, _) | c.Kill(run_id) if (
                 live := self.machine.tree.get(run_id)
             ) is not None:
@@ -284,7 +298,8 @@ class Node:
     def tend_node(self, node: str, runs: list[Run]) -> None:
         stamp, heard = self.stamps.get(node, (None, 0.0))
         if stamp is not None:
-            self.feed(e.GrantsRenewed(heard, tuple(run.id for run in runs)))
+            for run in runs:
+                self.feed(e.HeardOf(heard, run.id, GrantRenewed()))
         tended: dict[RunId, tuple[RunId, Wanted]] = {}
         for run in runs:
             assert run.remote is not None
@@ -331,31 +346,33 @@ class Node:
                     self.keys[key] = self.admitted[-1].id
                 self._tell(giver, {run: self._known(self.keys[key])})
             case Tend(giver, echo, runs):
-                lease = self.net.policy.lease
+                section = self.net.policy.sections.get("fleet", FleetConfig())
+                assert isinstance(section, FleetConfig)
+                lease = section.lease
                 until = echo + lease if echo is not None else None
                 for taken, wanted in runs.values():
-                    self.feed(e.GrantTended(self.now, taken, wanted, until))
+                    self.hear(taken, GrantTended(wanted, until))
                 self._tell(giver, {mine: self._known(taken) for mine, (taken, _) in runs.items()})
             case Told(node, clock, states):
                 if clock >= self.stamps.get(node, (0.0, 0.0))[0]:
                     self.stamps[node] = (clock, self.now)
                 for mine, state in states.items():
                     if isinstance(state, Reason):
-                        self.feed(e.GrantRefused(self.now, mine, state))
+                        self.hear(mine, GrantRefused(state))
                     else:
-                        self.feed(e.GrantSeen(self.now, mine, node, state))
+                        self.hear(mine, GrantSeen(node, state))
 
-    def _tell(self, giver: str, states: dict[RunId, e.GrantState | Reason]) -> None:
+    def _tell(self, giver: str, states: dict[RunId, GrantState | Reason]) -> None:
         self.net.send(self.name, giver, Told(self.name, self.now, states))
 
-    def _known(self, run: RunId) -> e.GrantState:
+    def _known(self, run: RunId) -> GrantState:
         live = self.machine.tree.get(run)
         return self._state(live) if live is not None else self.ended[run]
 
-    def _state(self, run: Run) -> e.GrantState:
+    def _state(self, run: Run) -> GrantState:
         used = {kind: run.account.used(kind) for kind in (LimitKind.COST, LimitKind.TOKENS)}
         tokens, cost = used[LimitKind.TOKENS], used[LimitKind.COST]
-        return e.GrantState(
+        return GrantState(
             run.status,
             run.id,
             Use(

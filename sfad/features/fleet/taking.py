@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
+from ...core.context import Context
+from ...core.life.pausing import Pausing
+from ...core.life.stopping import Stopping
+from ...core.state.run import Ending, Run
+from ...core.state.vocabulary import ReasonKind, Timer
 from ...protocol.types import Reason, Status
-from .. import events as e
-from ..context import Context
-from ..state.run import Ending, Run
-from ..state.vocabulary import ReasonKind, Timer
-from .pausing import Pausing
-from .stopping import Stopping
+from .heard import GrantTended
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +22,16 @@ class Taking:
         if run.lease is not None and run.lease.until is not None:
             self._ctx.arm(run, Timer.LEASE, run.lease.until)
 
-    def tended(self, run: Run, ev: e.GrantTended) -> None:
-        lease, wanted = run.lease, ev.wanted
+    def tended(self, run: Run, heard: GrantTended, at: float) -> None:
+        lease, wanted = run.lease, heard.wanted
         if lease is None:
             return
-        if lease.until is not None and ev.lease_until is not None and ev.lease_until > lease.until:
-            lease.until = ev.lease_until
+        if (
+            lease.until is not None
+            and heard.lease_until is not None
+            and heard.lease_until > lease.until
+        ):
+            lease.until = heard.lease_until
             self._ctx.changed(run)
             self.expect(run)
         if wanted.number <= lease.number:
@@ -41,13 +45,11 @@ class Taking:
                 by=self._giver(run),
                 signal=wanted.stop,
             )
-            self._stopping.stop_or_hasten(
-                run, ev.at, reason, signal=wanted.stop, grace=wanted.grace
-            )
+            self._stopping.stop_or_hasten(run, at, reason, signal=wanted.stop, grace=wanted.grace)
         elif wanted.paused and run.status is Status.RUNNING and run.paused is None:
-            self._pausing.pause(run, ev.at, f"paused by {self._giver(run)}", by_giver=True)
+            self._pausing.pause(run, at, f"paused by {self._giver(run)}", by_giver=True)
         elif not wanted.paused and run.paused is not None and run.paused.by_giver:
-            self._pausing.resume(run, ev.at)
+            self._pausing.resume(run, at)
 
     def lease_due(self, run: Run, at: float) -> None:
         lease = run.lease

@@ -3,6 +3,7 @@ messages about them."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,19 +16,26 @@ from sfad.core import events as e
 from sfad.core.state.budgets import to_nanos
 from sfad.core.state.policy import Policy
 from sfad.core.state.run import Run
+from sfad.features.fleet.elsewhere import elsewhere
+from sfad.features.fleet.feature import FleetConfig
+from sfad.features.fleet.heard import Placed, PlacementWaits
+from sfad.protocol.requests.allowances import Allowance
 from sfad.protocol.types import Action, Bound, Grant, LimitKind, Placing, RunId, Status
 from tests.bench.fleet import simulate
+from tests.core.holding import moment
+from tests.core.transcript import ANN, Transcript, bound, limits, purse
 from tests.tiers import examples
 
-from .fleet import Net, Node
-from .transcript import ANN, bound, limits, purse
+from .in_memory import Net, Node
 
 LEASE = 60.0
 ELSEWHERE = Placing()
 
 
 def fleet(*names: str, **numbers: Any) -> Net:
-    return Net(Policy(lease=LEASE, max_time=1e6, **numbers), list(names))
+    return Net(
+        Policy(sections={"fleet": FleetConfig(lease=LEASE)}, max_time=1e6, **numbers), list(names)
+    )
 
 
 def root(node: Node, **asked: Any) -> RunId:
@@ -234,11 +242,11 @@ def test_a_root_is_placed_queued_and_keeps_its_id() -> None:
 
 
 def _waits(node: Node, run: RunId) -> Any:
-    return e.PlacementWaits(node.now, run, "4 CPUs are not free")
+    return e.HeardOf(node.now, run, PlacementWaits("4 CPUs are not free"))
 
 
 def _placed(node: Node, run: RunId, where: str) -> Any:
-    return e.Placed(node.now, run, where)
+    return e.HeardOf(node.now, run, Placed(where))
 
 
 def test_a_lost_run_starts_elsewhere_only_after_its_lease() -> None:
@@ -447,3 +455,45 @@ def test_thirty_nodes_with_lost_messages_leave_nothing() -> None:
     found = simulate(30, 1, lost=0.1)
     assert found["live runs"] > 100
     assert found["a minute and node"] < 60
+
+
+def test_a_run_of_a_fleet_is_placed_and_paused_on_both_nodes() -> None:
+    net = fleet("n1", "n2")
+    one, two = net.nodes["n1"], net.nodes["n2"]
+    top = root(one)
+    one.spawn("kid", inside=top, placing=Placing())
+    kid = one.admitted[-1]
+    (placing,) = one.machine.holds(kid, 0.0, moment)
+    assert (placing.kind, placing.words) == ("placing", "it is being placed")
+    one.spawn("other", inside=top, placing=Placing(node="n2"))
+    other = one.admitted[-1]
+    (lease,) = one.machine.holds(other, 0.0, moment)
+    assert (other.status, lease.kind) == (Status.STARTING, "lease")
+    net.settle()
+    assert one.machine.holds(other, 0.0, moment) == ()
+    far = two.machine.tree.get("a1")
+    assert far is not None
+    assert other.remote is not None
+    two.feed(Transcript().pause("a1"))
+    net.settle()
+    (node,) = one.machine.holds(other, 0.0, moment)
+    assert (node.kind, node.command) == ("node", "sfactl resume n2/a1")
+
+
+def test_a_run_that_is_placed_waits_for_its_share_and_its_client() -> None:
+    t = Transcript(elsewhere=elsewhere)
+    t >> t.budgets(replace(purse(9, "ann"), keeper="n1", allowance=to_nanos(0.001)))
+    placing = Placing(node="n3")
+    (t >> t.spawn("a", limits="cost=2", placing=placing)) << "draw user ann 2"
+    t.quiet()
+    (t >> _gives(t, 2.5)).skip()
+    assert [run.name for run in t.machine.tree] == ["a"]
+    (t >> t.spawn("b", limits="cost=2", placing=placing, tied_to=7)).skip()
+    (t >> e.ClientGone(t.at, 7)).skip()
+    (t >> _gives(t, 9)).skip()
+    assert [run.name for run in t.machine.tree] == ["a"]
+
+
+def _gives(t: Transcript, usd: float) -> e.AllowancesKnown:
+    given = Allowance(scope="user", name="ann", begins="today", usd=usd)
+    return e.AllowancesKnown(t.at, [given])
