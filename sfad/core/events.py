@@ -12,7 +12,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 from msgspec import Struct
 
-from ..protocol.requests.allowances import Allowance, AskAllowances
+from ..protocol.requests.allowances import Allowance, AllowanceWanted
 from ..protocol.requests.gateway import AdmitCall, EndCall, SeeSubscription
 from ..protocol.types import (
     ApiTrouble,
@@ -352,10 +352,13 @@ class BudgetsKnown(At, frozen=True):
 
 
 class AllowancesAsked(At, frozen=True):
-    """A node of the fleet asks this one, the keeper, what it may spend of budgets."""
+    """The daemon of another machine asks this one, which keeps the budgets of all, what it may
+    spend of them. `number`: higher than in its earlier requests."""
 
     token: Token
-    asked: AskAllowances
+    node: str
+    number: int
+    wanted: Sequence[AllowanceWanted]
     here: str
     """This node."""
 

@@ -9,7 +9,7 @@ from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.state.budgets import Budget, to_nanos
 from sfad.core.state.policy import Policy
-from sfad.protocol.requests.allowances import Allowance, AllowanceWanted, AskAllowances
+from sfad.protocol.requests.allowances import Allowance, AllowanceWanted
 from sfad.protocol.requests.gateway import CallDecision
 from sfad.protocol.types import Action, Status
 
@@ -357,9 +357,7 @@ def test_the_keeper_goes_on_when_a_node_gives_back() -> None:
         wanted = AllowanceWanted(
             scope="user", name="ann", begins=BEGINS, usd=had, charged_usd=charged, need_usd=need
         )
-        return e.AllowancesAsked(
-            t.at, t.token(), AskAllowances(id=1, node="n2", number=number, wanted=[wanted]), "n1"
-        )
+        return e.AllowancesAsked(t.at, t.token(), "n2", number, [wanted], "n1")
 
     kept.begins = BEGINS
     (t >> asks(1, 0, 0, 1.5)) << "savebudget user ann" << f"reply {t.last_token} Gave 1.5"

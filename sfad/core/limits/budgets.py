@@ -42,17 +42,15 @@ class BudgetEnforcement:
     def allowances_asked(self, ev: e.AllowancesAsked) -> None:
         """Give a node of the fleet its part of budgets."""
         given = []
-        for wanted in ev.asked.wanted:
+        for wanted in ev.wanted:
             budget = self._spending.budgets.find(wanted.scope, wanted.name)
             before = budget.left if budget is not None else 0
-            given.append(give(budget, ev.asked.node, ev.asked.number, wanted, here=ev.here))
+            given.append(give(budget, ev.node, ev.number, wanted, here=ev.here))
             if budget is not None:
                 budget.short &= budget.left <= before
                 self._ctx.do(c.SaveBudget(wanted.scope, wanted.name))
         self._spending.budgets_changed = self._ctx.measured = True
-        self._ctx.reply(
-            ev.token, Allowances(id=ev.asked.id, number=ev.asked.number, allowances=given)
-        )
+        self._ctx.reply(ev.token, Allowances(id=0, number=ev.number, allowances=given))
 
     def allowances_known(self, ev: e.AllowancesKnown) -> None:
         """Go on with what the keeper has given, or without its answer."""

@@ -195,6 +195,7 @@ class Asker:
                 self.reply(answer)
             case m.Allowances():
                 if self.runtime.spool.charges.write():
+                    answer.id = self.id
                     self.reply(answer)
                 else:  # what is given must be on record: else the next daemon gives it again
                     self.fail(

@@ -77,7 +77,11 @@ class Dispatcher:
         try:
             self._check(asker, request)
             if verb is None:
-                raise bad_request("'hello' is sent only once")
+                raise bad_request(
+                    "'hello' is sent only once"
+                    if isinstance(request, m.Hello)
+                    else f"this sfad has no feature that answers '{m.tag(type(request))}'"
+                )
             if (instead := connection.instead) is None:
                 answering = _answer(verb, asker, request)
             else:

@@ -9,6 +9,7 @@
 `ray`       what knows Ray: that process, and the actor
 `keeper`    asks the keeper of the fleet what this node may spend of budgets, and shares what other
             features know
+`drawing`   what it asks for
 `granted`   requests of other nodes about runs that they have granted to this one
 `elsewhere`, `giving`, `taking` the half in the core: runs that execute on other nodes, with their
             share of the tree and their lease; runs that other nodes have granted

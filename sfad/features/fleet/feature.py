@@ -8,10 +8,10 @@ from ...config_values import CLUSTER, NODE, SIZE
 from ...core.state.access import Access
 from ...core.state.policy import DURATION
 from ...feature import Feature, Section
-from ...protocol.requests.allowances import AskAllowances
 from ...protocol.requests.base import OverFleet
 from ...protocol.types import Ship
 from .messages import (
+    AskAllowances,
     DrainNode,
     FetchFiles,
     FleetStatus,

@@ -7,12 +7,12 @@ import trio
 
 from ...core import commands as c
 from ...core import events as e
-from ...core.state.allowances import Drawing
 from ...core.state.budgets import to_usd
 from ...daemon.loop.seam import Heart
 from ...host.clock import wall_clock
 from ...protocol.messages import Allowances, Error
 from ...protocol.requests.allowances import Allowance
+from .drawing import Drawing
 from .feature import FleetConfig
 from .messages import SharedSubscriptions, ShareSubscriptions
 from .node import Fleet

@@ -7,6 +7,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from ...protocol.requests.allowances import AllowanceWanted
 from ...protocol.requests.base import Reply, Request
 from ...protocol.requests.subscriptions import SharedSubscription
 from ...protocol.types import Placing, RunId, RunInfo, Wanted
@@ -151,6 +152,19 @@ class Tended(Reply, tag="tended"):
 
 
 # ---- What nodes tell each other for other features
+
+
+class AskAllowances(Request, tag="ask_allowances"):
+    """Take back what a node does not need of budgets, and give it what it lacks. Answered by
+    `Allowances`."""
+
+    repeats = 1
+
+    node: str
+    number: int
+    """Higher than in the node's earlier requests. An earlier one that comes late changes
+    nothing."""
+    wanted: list[AllowanceWanted] = []
 
 
 class ShareSubscriptions(Request, tag="share_plans"):

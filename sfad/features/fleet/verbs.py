@@ -10,7 +10,7 @@ from ...daemon.server.asker import Asker
 from ...daemon.server.checks import MAX_CHOSEN
 from ...host.clock import after_stamp, stamp
 from ...protocol.errors import check_most, unavailable
-from ...protocol.messages import AskAllowances, Done, FleetNodes, OverFleet
+from ...protocol.messages import Done, FleetNodes, OverFleet
 from ...protocol.requests.base import Request
 from ...protocol.types import ErrorCode, RunId, RunInfo
 from .answers.requests import FleetClient
@@ -20,6 +20,7 @@ from .heard import GrantTended
 from .keeper import KeeperRequests
 from .messages import (
     FLEET_VERSION,
+    AskAllowances,
     DrainNode,
     FleetPush,
     FleetState,
@@ -145,7 +146,10 @@ class FleetVerbs:
         """Give a node its parts of the budgets that this one keeps."""
         here = self._kept_here()
         asker.runtime.requests.ask(
-            asker, lambda token, now: e.AllowancesAsked(now, token, request, here)
+            asker,
+            lambda token, now: e.AllowancesAsked(
+                now, token, request.node, request.number, request.wanted, here
+            ),
         )
 
     def _share_plans(self, asker: Asker, request: ShareSubscriptions) -> None:

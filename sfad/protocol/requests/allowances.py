@@ -7,7 +7,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from .base import Reply, Request
+from .base import Reply
 
 
 class AllowanceWanted(Struct, frozen=True, kw_only=True):
@@ -22,19 +22,6 @@ class AllowanceWanted(Struct, frozen=True, kw_only=True):
     charged_usd: float
     need_usd: float = 0.0
     """What it lacks beyond `usd`."""
-
-
-class AskAllowances(Request, tag="ask_allowances"):
-    """Take back what a node does not need of budgets, and give it what it lacks. Answered by
-    `Allowances`."""
-
-    repeats = 1
-
-    node: str
-    number: int
-    """Higher than in the node's earlier requests. An earlier one that comes late changes
-    nothing."""
-    wanted: list[AllowanceWanted] = []
 
 
 class Allowance(Struct, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ import pytest
 
 from sfactl.connection import DaemonError
 from sfad.features.fleet.messages import (
+    AskAllowances,
     FetchFiles,
     FilesKept,
     FilesPacked,
@@ -147,7 +148,7 @@ def test_while_it_is_not_known_who_keeps_the_budgets_nothing_is_spent(tmp_path: 
 def test_a_daemon_that_keeps_no_budgets_gives_nobody_any(tmp_path: Path) -> None:
     config = '[fleet]\naddress = "127.0.0.1:1"\nnode = "n2"\nkeeper = "n1"\n'
     with running(tmp_path, config=config) as daemon, daemon.client() as client:
-        for request in (m.AskAllowances(id=0, node="n3", number=1), ShareSubscriptions(id=0)):
+        for request in (AskAllowances(id=0, node="n3", number=1), ShareSubscriptions(id=0)):
             with pytest.raises(
                 DaemonError,
                 match="node n2 does not keep the budgets of this fleet; for it the keeper is n1",

@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sfad.core.state.allowances import FEW, PARTS, Drawing, give
+from sfad.core.state.allowances import FEW, PARTS, give
 from sfad.core.state.budgets import Budget, to_nanos, to_usd
-from sfad.protocol.requests.allowances import Allowance, Allowances, AllowanceWanted, AskAllowances
+from sfad.features.fleet.drawing import Drawing
+from sfad.features.fleet.messages import AskAllowances
+from sfad.protocol.requests.allowances import Allowance, Allowances, AllowanceWanted
 from tests.tiers import examples
 
 BEGINS = "2026-06-01T00:00:00+00:00"
