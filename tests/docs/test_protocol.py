@@ -16,7 +16,7 @@ import pytest
 from sfad.core.state.access import VERBS
 from sfad.core.state.policy import MAX_ATTEMPTS, MAX_RETRY_DELAY
 from sfad.core.state.run import MAX_GRACE
-from sfad.daemon.loop import gateway_process
+from sfad.daemon.gateway import process as gateway_process
 from sfad.daemon.server import clients, connection, dispatch, shares
 from sfad.daemon.server.results import MAX_RESULT
 from sfad.daemon.server.verbs import following

@@ -24,9 +24,6 @@ metering ───────────────────────�
 `storage_watch`    watches over the state directory and its disk
 `announcing`       events: numbered, saved, logged, pushed to those that follow them, as are runs
                    that have changed
-`gateway_process`  starts and watches a gateway
-`gateways`         the gateways of all users, and which of them leads where
-`connection_watch` model calls that a run makes itself, past the gateways
 `own_servers`      sees work that programs hand to servers of their own outside of their runs
 `gateway_routing`  what the commands and environments of runs say of the gateway
 `resources`        what a daemon opens before its loop begins, and what the launcher tells until

@@ -23,8 +23,8 @@ from ...protocol.types import RunId
 from ...runs.catalogue import RunCatalogue
 from ...runs.live import Live, bounds_of
 from ...usage.metering import Metering
+from ..gateway.gateways import Gateways
 from .environment import run_environment
-from .gateways import Gateways
 from .resources import Resources
 from .seam import Launch, Parts
 

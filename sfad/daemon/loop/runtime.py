@@ -41,11 +41,11 @@ from ...runs.catalogue import CallList, RunCatalogue
 from ...runs.live import Watchers
 from ...runs.showing import holds_at
 from ...usage.metering import Metering, NotedCalls
+from ..gateway.connection_watch import ConnectionWatch
+from ..gateway.gateways import Gateways
 from .announcing import Announcer, RunFeed
-from .connection_watch import ConnectionWatch
 from .core_loop import CoreLoop, EventQueue
 from .gateway_routing import GatewaySteps
-from .gateways import Gateways
 from .launcher_events import LauncherEvents
 from .launching import Launching
 from .own_servers import ServerWatch

@@ -48,9 +48,9 @@ from ...runs.live import Live
 from ...start.prepare import Check, Step
 from ...start.prepared import Prepared
 from ...start.surroundings import Surroundings
+from ..gateway.gateways import Gateways
 from .announcing import Announcer
 from .gateway_routing import GatewaySteps
-from .gateways import Gateways
 from .resources import Resources
 from .storage_watch import StorageWatch
 

@@ -29,7 +29,7 @@ from ...protocol.known import KNOWN_PROGRAMS, KnownProgram
 from ...protocol.messages import UpstreamInfo
 from ...protocol.types import RunId, Severity
 from ...runs.live import Live
-from .gateway_process import ANY_RUN, RECORD, GatewayProcess, Serving
+from .process import ANY_RUN, RECORD, GatewayProcess, Serving
 
 
 class Gateways:
