@@ -52,7 +52,7 @@ class Charge(Struct, frozen=True):
 
 
 class SaveBudget(Struct, frozen=True):
-    """Save what a budget was charged, and what the nodes of a fleet may charge of it, before
+    """Save what a budget was charged, and what other machines may charge of it, before
     anything else is done."""
 
     scope: Literal["user", "team"]
@@ -60,8 +60,8 @@ class SaveBudget(Struct, frozen=True):
 
 
 class Draw(Struct, frozen=True):
-    """Ask the fleet's keeper for more of a budget, until so many nano-dollars are left of this
-    node's allowance."""
+    """Ask the machine that keeps a budget for more of it, until so many nano-dollars are left of
+    this one's allowance."""
 
     scope: Literal["user", "team"]
     name: str

@@ -218,7 +218,7 @@ class GatewayConnected(At, frozen=True):
 
 class WindowsSeen(At, frozen=True):
     """A reply to a run, or its session file, tells of the windows of the account that pays for it.
-    The run may have ended; none is named where another node of the fleet tells of them."""
+    The run may have ended; none is named where another machine tells of them."""
 
     time: datetime
     """When the reply came, in the zone in which people are told of times."""

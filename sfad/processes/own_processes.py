@@ -1,6 +1,6 @@
 """The supervisor of processes that are no runs and serve one that starts them: gateways, what reads
-bodies for these, the exporter of spans, what makes the actor of a fleet's node. They are started,
-watched, started again after a pause, and ended."""
+bodies for these, the exporter of spans and the like. They are started, watched, started again after
+a pause, and ended."""
 
 import os
 import re

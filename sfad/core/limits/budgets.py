@@ -1,6 +1,6 @@
 """Money budgets of users and teams: pauses or ends live trees that can spend and whose budgets have
-run out, and resumes them when there is money again. In a fleet one node keeps the budgets, and
-gives the others their parts (`state.allowances`)."""
+run out, and resumes them when there is money again. One machine may keep the budgets of
+several, and give the others their parts (`state.allowances`)."""
 
 from dataclasses import dataclass
 
@@ -40,7 +40,7 @@ class BudgetEnforcement:
             self._enforce_on(root, used_up, at)
 
     def allowances_asked(self, ev: e.AllowancesAsked) -> None:
-        """Give a node of the fleet its part of budgets."""
+        """Give another machine its part of budgets."""
         given = []
         for wanted in ev.wanted:
             budget = self._spending.budgets.find(wanted.scope, wanted.name)

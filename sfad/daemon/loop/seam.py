@@ -148,7 +148,7 @@ class Part:
     """Has a request answered where its run executes, given the `Asker`. Returns whether that is
     another machine, and the request such a one."""
     draw: Callable[[c.Draw], object] | None = None
-    """A budget lacks money that another machine may have. Here budgets touch the fleet."""
+    """A budget lacks money that another machine may have."""
     shared_changed: Callable[[], object] | None = None
     """What features share has changed."""
     launch: Callable[[Live, Launch], Launch] | None = None

@@ -22,7 +22,7 @@ from .messages import (
     ServeFleet,
     ShareSubscriptions,
     Tend,
-)  # fmt: skip
+)
 
 SHIP = "ship"
 """What it decides about a run."""

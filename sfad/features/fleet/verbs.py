@@ -33,7 +33,7 @@ from .messages import (
     ShareSubscriptions,
     Tend,
     Tended,
-)  # fmt: skip
+)
 from .node import Fleet
 from .nodes import Nodes
 from .process import FleetProcess
