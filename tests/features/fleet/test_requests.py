@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sfactl.connection import DaemonError
+from sfactl.connecting.connection import DaemonError
 from sfad.features.fleet.messages import (
     AskAllowances,
     FetchFiles,

@@ -2,7 +2,7 @@
 compared there with what was sent (docs/fleet.md#files).
 
 The user of a run executes all of this: in `sfactl spawn --ship` and `sfactl fetch`, and in helpers
-on the node (`sfad.processes.shipping`). An archive is a gzipped tar of regular files, directories
+on the node (`steps`). An archive is a gzipped tar of regular files, directories
 and symlinks. The reader trusts nothing in it: each file is opened below the directory without
 following a link, and a link may not lead out of the directory.
 """

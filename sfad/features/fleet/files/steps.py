@@ -2,7 +2,7 @@
 interpreter executes them as the run's user: one is the first step of each attempt, in the run's own
 containment, and becomes the command; the other is a helper.
 
-A copy (`sfad.storage.shipped`) has:
+A copy (`kept`) has:
 
 `archive`     what was sent
 `own/files`  the files, as the run changes them: all of them, or not there
