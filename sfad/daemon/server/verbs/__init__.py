@@ -13,7 +13,7 @@ Importing this package loads each file, which registers its functions (see
 `following`  `watch`, `watch_runs`, `events`, `wait`: more answers as things happen
 `use`        `report`, `reserve`, `settle`
 `gateway`    `admit_call`, `end_call` and the like: what gateways ask and tell
-`daemon`     the daemon itself: `status`, `config`, `reload`
+`daemon`     the daemon itself: `status`, `plans`, `config`, `reload`, `agents`, `prune`
 """
 
 from importlib import import_module
