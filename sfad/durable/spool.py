@@ -39,21 +39,25 @@ class RunJournal:
         self._spawns = spawns
         self._continued_with = continued_with
 
-    def admit(self, live: Live, others: Iterable[Live], more: Changes) -> None:
-        """Save a run that was admitted just now, others that this has changed, and `more`. Raises
-        `OSError`, and then it must not be."""
-        run = live.run.id
-        self._spawns.save(live)
-        if live.continued_with is not None:
-            self._continued_with.save(run, live.continued_with)
-        own = more | {f"{RUN}{run}": origin_of(live), f"{NOW}{run}": progress_of(live)}
-        if live.key is not None:
-            own[f"{KEY}{run}"] = encode(live.key)
+    def admit(self, runs: Iterable[Live], others: Iterable[Live], more: Changes) -> None:
+        """Save runs that were admitted just now, others that this has changed, and `more`. Raises
+        `OSError`, and then they must not be."""
+        changes = more | self._changes(others)
         try:
-            self._store.write(own | self._changes(others))
+            for live in runs:
+                run = live.run.id
+                self._spawns.save(live)
+                if live.continued_with is not None:
+                    self._continued_with.save(run, live.continued_with)
+                changes[f"{RUN}{run}"] = origin_of(live)
+                changes[f"{NOW}{run}"] = progress_of(live)
+                if (key := live.key) is not None:
+                    changes[f"{KEY}{run}"] = encode(key)
+            self._store.write(changes)
         except OSError:
-            self._spawns.forget(run)
-            self._continued_with.forget(run)
+            for live in runs:
+                self._spawns.forget(live.run.id)
+                self._continued_with.forget(live.run.id)
             raise
 
     def renew(self, live: Live) -> None:

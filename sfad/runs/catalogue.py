@@ -278,7 +278,16 @@ class RunCatalogue:
         """As `info`, of a run that was admitted or started just now, of which there is no sign of
         life yet: to look takes five system calls."""
         live = self.live.get(run)
-        return self._info(live, trio.current_time()) if live is not None else self.info(run)
+        if live is None:
+            return self.info(run)
+        begun, live.begun = live.begun, None
+        return begun or self._info(live, trio.current_time())
+
+    def note_begun(self, live: Live) -> None:
+        """Have `begun` return the run as it is now, though more may be decided about it before
+        that: no client is told of an end that is not on record."""
+        live.look_at_the_clock(wall_clock())
+        live.begun = self._info(live, trio.current_time())
 
     def _with_signs(self, info: RunInfo, live: Live) -> RunInfo:
         """Add when the run was heard of last, and whether a signal has stopped it."""

@@ -275,6 +275,8 @@ class Live:
     """`None` until there is one."""
     milestone: str | None = None
     """The newest."""
+    begun: RunInfo | None = None
+    """As its client is to be told that it has started."""
     end: RunInfo | None = None
     """As the ledger was given its end."""
     credentials: Credentials | None = None

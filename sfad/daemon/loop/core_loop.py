@@ -1,6 +1,5 @@
 """The loop: feeds the machine with events and applies its commands, in the trio thread."""
 
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from signal import SIGINT
@@ -28,7 +27,7 @@ from .launcher_events import LauncherEvents
 from .launching import Launching
 from .pending_requests import PendingRequests
 from .resources import Resources
-from .saving import Saver
+from .saving import INTERNAL_ERROR, Saver
 from .seam import Parts
 
 _INTERNAL = frozenset({c.Arm, c.Disarm, c.Remind, c.SaveOf, c.TellCall, c.MeterAgent})
@@ -47,32 +46,37 @@ _SIGNS = (
 
 
 class EventQueue:
-    """Passes events on one after the other: an event that is fed while another is handled is
-    handled after it. Those that are fed before `begin` wait for it."""
+    """Passes events on. Those that are fed while others are handled, or within `with queue`, are
+    handled together, after them. Those that are fed before `begin` wait for it."""
 
     def __init__(self) -> None:
-        self._events: deque[e.Event] = deque()
+        self._events: list[e.Event] = []
         self._busy = True
-        self._handle: e.Feed = self._events.append
+        self._handle: Callable[[list[e.Event]], None]
 
     def feed(self, event: e.Event) -> None:
         self._events.append(event)
-        if self._busy:
-            return
+        if not self._busy:
+            self._pass_on()
+
+    def __enter__(self) -> None:
+        self._busy = True
+
+    def __exit__(self, *_error: object) -> None:
+        self._pass_on()
+
+    def _pass_on(self) -> None:
         self._busy = True
         try:
             while self._events:
-                self._handle(self._events.popleft())
+                events, self._events = self._events, []
+                self._handle(events)
         finally:
             self._busy = False
 
-    def begin(self, handle: e.Feed) -> None:
-        while self._events:
-            handle(self._events.popleft())
-        self._handle, self._busy = handle, False
-
-
-INTERNAL_ERROR = "internal error; the daemon's log has the traceback"
+    def begin(self, handle: Callable[[list[e.Event]], None]) -> None:
+        self._handle = handle
+        self._pass_on()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +101,40 @@ class CoreLoop:
     granted: GrantedRuns
     shut_down: Callable[[], None]
 
-    def handle(self, event: e.Event) -> None:
+    def handle(self, events: list[e.Event]) -> None:
+        """Decide about events that came together, save all that was decided, and do it. A run that
+        has begun and ended since the last round is saved once."""
+        outcomes = list[c.Outcome]()
+        for event in events:
+            live = None
+            if len(events) > 1 and isinstance(event, e.LaunchSucceeded):
+                live = self.catalogue.live.get(event.run)
+            awaited = live is not None and live.run.admit_token is not None
+            self._decide(event, outcomes)
+            if live is not None and awaited:
+                self.catalogue.note_begun(live)
+        if not outcomes:
+            return
+        unsaved = self.saver.save_snapshots(outcomes)
+        for outcome in outcomes:
+            for command in outcome.commands:
+                if type(command) not in _INTERNAL:
+                    crash_point(type(command).__name__)
+                try:
+                    self._apply(command, unsaved)
+                except Exception:  # noqa: BLE001 - what was decided stands: the commands after it, a timer, a reply, must be applied
+                    self.resources.log.internal_error(command)
+                    # else its client would wait for good, and the run would keep a slot
+                    if isinstance(command, c.Admit):
+                        self.saver.commit_failed([command.run.id], INTERNAL_ERROR)
+            if outcome.changed:
+                if self.fleet.remote:
+                    self.fleet.look()
+                self.granted.changed(outcome.changed.values())
+
+    def _decide(self, event: e.Event, outcomes: list[c.Outcome]) -> None:
         try:
-            outcome = self.machine.handle(event)
+            outcomes.append(self.machine.handle(event))
         except Exception:  # noqa: BLE001 - a bug in one request must not leave every tree without a supervisor
             self.resources.log.internal_error(event)
             token = getattr(event, "token", None)
@@ -109,21 +144,6 @@ class CoreLoop:
             return
         if isinstance(event, _SIGNS):
             self._hear(event.run, event.at)
-        unsaved = self.saver.save_snapshots(outcome)
-        for command in outcome.commands:
-            if type(command) not in _INTERNAL:
-                crash_point(type(command).__name__)
-            try:
-                self._apply(command, unsaved)
-            except Exception:  # noqa: BLE001 - what was decided stands: the commands after it, a timer, a reply, must be applied
-                self.resources.log.internal_error(command)
-                # else its client would wait for good, and the run would keep a slot
-                if isinstance(command, c.Admit):
-                    self.saver.commit_failed([command.run.id], INTERNAL_ERROR)
-        if outcome.changed:
-            if self.fleet.remote:
-                self.fleet.look()
-            self.granted.changed(outcome.changed.values())
 
     def _apply(self, command: c.Command, unsaved: Iterable[Live]) -> None:
         launcher = self.resources.launcher

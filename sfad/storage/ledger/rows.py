@@ -230,7 +230,7 @@ def event_op(event: Event) -> Op:
     """Return the write of an event. Raises `ValueError` for one without time or number."""
     if not isinstance(event.time, datetime) or not isinstance(event.seq, int):
         raise ValueError(f"event {event.type!r} has no time or no number")
-    body = _json(_event_body(event))
+    body = _encode(_event_body(event)).decode()
     row = (
         event.seq,
         event.time.timestamp(),

@@ -356,6 +356,8 @@ class Writer:
         self._reports = 0
         """How many were told."""
         self._inbox: Inbox[_WriterItem] = Inbox()
+        self.put = self._inbox.put
+        self.wake = self._inbox.wake
         self._backlog = Backlog()
         self._delay = 0.0
         self._next_try = 0.0
@@ -372,13 +374,6 @@ class Writer:
         # a daemon thread: a file system that hangs must not keep the process from exiting
         self._thread = threading.Thread(target=self._run, name="sfad-ledger", daemon=True)
         self._thread.start()
-
-    def put(self, op: Op, *, urgent: bool) -> None:
-        """Queue an operation. See `Inbox.put`."""
-        self._inbox.put(op, urgent=urgent)
-
-    def wake(self) -> None:
-        self._inbox.wake()
 
     @property
     def idle(self) -> bool:
