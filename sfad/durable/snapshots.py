@@ -279,7 +279,8 @@ class RetryingStore:
             return
         self._store.stay()
         self._looked = self._rounds.number
-        self._tell_notes()
+        if self._store.notes:
+            self._tell_notes()
         if self._displaced:
             restore()
             self._displaced = False

@@ -92,16 +92,15 @@ class RunJournal:
         for live in runs:
             run = live.run.id
             if f"{RUN}{run}" not in items:
-                continue  # it was refused
-            changes[f"{NOW}{run}"] = progress_of(live)
+                continue  # it was refused, or is saved with its admission
+            found = [(f"{NOW}{run}", progress_of(live))]
             if position is not None and (where := position(run)) is not None:
-                changes[f"{METER}{run}"] = where
-        # after an adoption all runs are saved, and few have changed
-        return {
-            key: value
-            for key, value in changes.items()
-            if items.get(key) != value or key in unwritten
-        }
+                found.append((f"{METER}{run}", where))
+            for key, value in found:
+                # after an adoption all runs are saved, and few have changed
+                if items.get(key) != value or key in unwritten:
+                    changes[key] = value
+        return changes
 
 
 # ---- The parts of `spool/`

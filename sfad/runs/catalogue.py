@@ -3,12 +3,11 @@
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from dataclasses import replace as dataclass_replace
 from datetime import timedelta
 from typing import NamedTuple
 
 import trio
-from msgspec import Raw
+from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from ..core.state.access import Scope, means
@@ -97,8 +96,7 @@ ENCODED_AT_ONCE = 64
 """Rows. A thousand at once take half as long again: the garbage collector looks at them."""
 
 
-@dataclass(frozen=True, slots=True)
-class RecentRun:
+class RecentRun(Struct, frozen=True):
     info: RunInfo
     uid: int
     lineage_ids: tuple[RunId, ...]
@@ -197,7 +195,7 @@ class RunCatalogue:
         for rows in self._encoded.values():
             rows.forget(number_or_zero(run))
         if (ended := self._recent.get(run)) is not None:
-            self._recent[run] = dataclass_replace(ended, info=replace(ended.info, continued_by=by))
+            self._recent[run] = replace(ended, info=replace(ended.info, continued_by=by))
 
     def take_recorded(self, run: RunId) -> RunInfo | None:
         """The ledger holds the end of this run, or cannot be waited for. Return the run, the first

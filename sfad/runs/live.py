@@ -361,16 +361,13 @@ class Live:
     def set_end(self, info: RunInfo) -> None:
         self.end = info
 
-    def set_unused(self, limits: list[LimitState]) -> None:
-        """Note how the limits are shown of which nothing is known to be used."""
-        self.unused = limits
-
     def limits_changed(self) -> None:
         self.unused = None
 
     def close(self) -> None:
-        close_soon(self.descriptors, self.sender)
-        self.descriptors.clear()
+        if self.descriptors:
+            close_soon(self.descriptors, self.sender)
+            self.descriptors.clear()
         if self.stdin is not None:
             self.stdin.close()
             self.stdin = None

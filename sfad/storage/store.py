@@ -92,9 +92,8 @@ class RunFiles:
         return keep_damaged(Path(self._path(run, _SUFFIX)))
 
     def forget(self, run: RunId) -> None:
-        path = self._path(run, _SUFFIX)
         if run in self._saved:
-            _unlink(path)
+            _unlink(self._path(run, _SUFFIX))
             self._saved.discard(run)
 
     def runs(self) -> list[RunId]:
@@ -220,7 +219,7 @@ class Store:
         more than `MAX_BATCH`."""
         if not changes:
             return
-        frame = _frame(_packed(changes))
+        frame = _frame(changes)
         if len(frame) > MAX_BATCH:
             raise ValueError(f"a batch of {len(frame)} bytes; at most {MAX_BATCH} are allowed")
         if look or self._descriptor < 0:
@@ -328,7 +327,7 @@ class Store:
     def rewrite(self) -> None:
         """Write the current values to a new file in place of the old one. Raises `OSError`; then
         the old file stays as it was."""
-        data = _FILE_HEAD.pack(*_file_head()) + (_frame(_packed(self.items)) if self.items else b"")
+        data = _FILE_HEAD.pack(*_file_head()) + (_frame(self.items) if self.items else b"")
         room = len(data) + STEP
         make_directory(self.path.parent)
         with ExitStack() as undo:
@@ -464,12 +463,7 @@ def _file_head(version: int = VERSION) -> tuple[bytes, int, int]:
     return _MAGIC, version, crc32(_MAGIC + version.to_bytes(4, "little"))
 
 
-def _frame(batch: bytes) -> bytes:
-    length = len(batch)
-    return b"".join((_HEAD.pack(length, crc32(batch), length ^ _ONES), batch, _END))
-
-
-def _packed(changes: Mapping[str, bytes | None]) -> bytes:
+def _frame(changes: Mapping[str, bytes | None]) -> bytes:
     parts: list[bytes] = []
     for key, value in changes.items():
         name = key.encode()
@@ -479,7 +473,9 @@ def _packed(changes: Mapping[str, bytes | None]) -> bytes:
             parts += _RECORD.pack(len(name), _DELETED), name
         else:
             parts += _RECORD.pack(len(name), len(value)), name, value
-    return b"".join(parts)
+    batch = b"".join(parts)
+    length = len(batch)
+    return b"".join((_HEAD.pack(length, crc32(batch), length ^ _ONES), batch, _END))
 
 
 def _unpacked(batch: memoryview) -> dict[str, bytes | None] | None:

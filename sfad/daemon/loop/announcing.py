@@ -37,26 +37,25 @@ class EventFeed:
     def __init__(self, ledger: Ledger, uid_of: Callable[[RunId], int | None]) -> None:
         self._ledger = ledger
         self._uid_of = uid_of
-        self._followers: dict[Follower, Callable[[], Scope]] = {}
+        self.followers: dict[Follower, Callable[[], Scope]] = {}
+        """With what they may see. While there are none, `published` need not be called."""
         self._unrecorded: deque[tuple[Event, int | None, tuple[RunId, ...]]] = deque()
 
     def follow(self, scope: Callable[[], Scope], follower: Follower) -> Callable[[], None]:
         """Call `follower` with each event in the scope from now on. The scope is asked for each: a
         reload may change who is in the admin group. Return how to stop it."""
-        self._followers[follower] = scope
+        self.followers[follower] = scope
         self._ledger.tell_of_events(self._recorded)
 
         def forget() -> None:
-            self._followers.pop(follower, None)
-            if not self._followers:
+            self.followers.pop(follower, None)
+            if not self.followers:
                 self._ledger.tell_of_events(None)
                 self._unrecorded.clear()
 
         return forget
 
     def published(self, event: Event, lineage: tuple[RunId, ...]) -> None:
-        if not self._followers:
-            return
         self._unrecorded.append((event, self._uid_of(lineage[-1]) if lineage else None, lineage))
         # an operator who watches a full disk must see what happens
         if self._ledger.trouble is not None:
@@ -65,7 +64,7 @@ class EventFeed:
     def _recorded(self, number: int) -> None:
         while self._unrecorded and self._unrecorded[0][0].number <= number:
             event, uid, lineage = self._unrecorded.popleft()
-            for follower, scope in list(self._followers.items()):
+            for follower, scope in list(self.followers.items()):
                 if scope().admits(uid, lineage):
                     follower(event, lineage)
 
@@ -110,10 +109,13 @@ class Announcer:
             self._announce(event, lineage)
             return
         live = self._catalogue.live.get(lineage[-1])
-        if live is not None and live.run.asked.session is not None:
-            event = self._with_output(event, lineage[-1])
-        if event.type is EventType.RUN_STARTED and live is not None and live.run.attempt == 1:
-            self._counts.run_started(live.run.id, trio.current_time() - live.run.birth.created_at)
+        if live is not None:
+            run = live.run
+            if run.asked.session is not None:
+                event = self._with_output(event, run.id)
+            began = run.started_at if run.latest.number == 1 else None
+            if event.type is EventType.RUN_STARTED and began is not None:
+                self._counts.run_started(run.id, began - run.birth.created_at)
         self._watchers.happened(self._announce(event, lineage), lineage)
 
     def tell_milestone(self, run: RunId, text: str) -> None:
@@ -189,16 +191,16 @@ class Announcer:
         now = wall_clock()
         event = self._ledger.record_event(msgspec.structs.replace(event, time=now))
         self._counts.published(event, now.timestamp())
-        number = self._ledger.last_event
-        if number > self._reserved:
+        if self._ledger.last_event > self._reserved:
             # events are pushed before they are on record, and the next daemon must not give their
             # numbers to others
-            self._reserved = number + RESERVED
+            self._reserved = self._ledger.last_event + RESERVED
             self._numbers.reserve_events(self._reserved)
         self._log.event(event)
         if event.type == EventType.LIMIT_EXCEEDED and lineage:
             self._log_breach(event, lineage[-1])
-        self.event_feed.published(event, lineage)
+        if self.event_feed.followers:
+            self.event_feed.published(event, lineage)
         self._happened()
         return event
 

@@ -62,10 +62,7 @@ class EventQueue:
     def __enter__(self) -> None:
         self._busy = True
 
-    def __exit__(self, *_error: object) -> None:
-        self._pass_on()
-
-    def _pass_on(self) -> None:
+    def _pass_on(self, *_error: object) -> None:
         self._busy = True
         try:
             while self._events:
@@ -73,6 +70,8 @@ class EventQueue:
                 self._handle(events)
         finally:
             self._busy = False
+
+    __exit__ = _pass_on
 
     def begin(self, handle: Callable[[list[e.Event]], None]) -> None:
         self._handle = handle
@@ -110,7 +109,17 @@ class CoreLoop:
             if len(events) > 1 and isinstance(event, e.LaunchSucceeded):
                 live = self.catalogue.live.get(event.run)
             awaited = live is not None and live.run.admit_token is not None
-            self._decide(event, outcomes)
+            try:
+                outcomes.append(self.machine.handle(event))
+            except Exception:  # noqa: BLE001 - a bug in one request must not leave every tree without a supervisor
+                self.resources.log.internal_error(event)
+                token = getattr(event, "token", None)
+                if token is not None:
+                    answer = c.ErrorAnswer(ErrorCode.INTERNAL, INTERNAL_ERROR)
+                    self.requests.answer(token, answer)
+                continue
+            if isinstance(event, _SIGNS):
+                self._hear(event.run, event.at)
             if live is not None and awaited:
                 self.catalogue.note_begun(live)
         if not outcomes:
@@ -131,19 +140,6 @@ class CoreLoop:
                 if self.fleet.remote:
                     self.fleet.look()
                 self.granted.changed(outcome.changed.values())
-
-    def _decide(self, event: e.Event, outcomes: list[c.Outcome]) -> None:
-        try:
-            outcomes.append(self.machine.handle(event))
-        except Exception:  # noqa: BLE001 - a bug in one request must not leave every tree without a supervisor
-            self.resources.log.internal_error(event)
-            token = getattr(event, "token", None)
-            if token is not None:
-                answer = c.ErrorAnswer(ErrorCode.INTERNAL, INTERNAL_ERROR)
-                self.requests.answer(token, answer)
-            return
-        if isinstance(event, _SIGNS):
-            self._hear(event.run, event.at)
 
     def _apply(self, command: c.Command, unsaved: Iterable[Live]) -> None:
         launcher = self.resources.launcher

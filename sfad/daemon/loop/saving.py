@@ -19,6 +19,7 @@ from ...runs.catalogue import RunCatalogue
 from ...runs.live import Live, Watchers
 from ...runs.showing import info_of
 from ...storage.ledger.ledger import CallKey
+from ...storage.ledger.rows import RunExtra
 from ...usage.metering import Metering
 from .announcing import RunFeed
 from .resources import Resources
@@ -146,7 +147,9 @@ class Saver:
                     more |= saved(live)
             self.resources.spool.journal.admit(admitted, beside, more)
             crash_point("admitted, not on record")
-            rows = [(info_of(live, live.run.birth.created_at), live.extra) for live in admitted]
+            rows = list[tuple[RunInfo, RunExtra]]()
+            for live in admitted:
+                rows.append((info_of(live, live.run.birth.created_at), live.extra))
         except Exception as error:  # noqa: BLE001 - a bug in one request must not keep its client waiting
             if len(admitted) > 1:
                 return False

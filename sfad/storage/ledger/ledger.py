@@ -237,8 +237,8 @@ class Ledger:
         self._urgent: trio.Event | None = None
         """Set when `serve` is to write at once."""
         self._lingering = trio.CancelScope()
-        """Wakes `serve` at its deadline, if `_lingers`."""
-        self._lingers = False
+        self._wakes = math.inf
+        """Its deadline: when `serve` looks."""
         self._due = math.inf
         """When the rest is to be written, at the latest."""
         self._before: list[Callable[[], object]] = []
@@ -333,9 +333,11 @@ class Ledger:
         if op.urgent:
             self._hurry(served)
         elif served is not None and self._due == math.inf:
-            self._due = trio.current_time() + LINGER
-            if not self._lingers:
-                self._lingers, self._lingering.deadline = True, self._due
+            now = trio.current_time()
+            self._due = now + LINGER
+            # to set it costs ten calls, and to let it come sixty
+            if not now + LINGER / 2 <= self._wakes <= self._due:
+                self._wakes = self._lingering.deadline = self._due
 
     def _hurry(self, served: trio.Event | None) -> None:
         # once for everything that the trio thread does in one go: the requests of a burst share a
@@ -364,9 +366,8 @@ class Ledger:
         self._urgent = trio.Event()
         try:
             while True:
-                # One for many waits: it costs more than a wait. A write leaves its deadline as it
-                # is, because to set it costs as much.
-                self._lingers = self._due < math.inf
+                # one for many waits: it costs more than a wait
+                self._wakes = self._due
                 with trio.CancelScope(deadline=self._due) as self._lingering:
                     while True:
                         await self._urgent.wait()
@@ -379,7 +380,8 @@ class Ledger:
             self._wake()
 
     def _write_now(self) -> None:
-        self._prepare()
+        if self._before:
+            self._prepare()
         self._urgent, self._waking, self._due = trio.Event(), False, math.inf
         result = self._writer.write_here(self._heard)
         if result is None:
