@@ -279,13 +279,13 @@ class RunCatalogue:
         if live is None:
             return self.info(run)
         begun, live.begun = live.begun, None
-        return begun or self._info(live, trio.current_time())
+        return begun or self._info(live, live.run.started_at or trio.current_time())
 
     def note_begun(self, live: Live) -> None:
         """Have `begun` return the run as it is now, though more may be decided about it before
         that: no client is told of an end that is not on record."""
         live.look_at_the_clock(wall_clock())
-        live.begun = self._info(live, trio.current_time())
+        live.begun = self._info(live, live.run.started_at or trio.current_time())
 
     def _with_signs(self, info: RunInfo, live: Live) -> RunInfo:
         """Add when the run was heard of last, and whether a signal has stopped it."""

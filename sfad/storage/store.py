@@ -92,8 +92,9 @@ class RunFiles:
         return keep_damaged(Path(self._path(run, _SUFFIX)))
 
     def forget(self, run: RunId) -> None:
+        path = self._path(run, _SUFFIX)
         if run in self._saved:
-            _unlink(self._path(run, _SUFFIX))
+            _unlink(path)
             self._saved.discard(run)
 
     def runs(self) -> list[RunId]:

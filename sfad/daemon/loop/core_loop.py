@@ -126,98 +126,98 @@ class CoreLoop:
             return
         unsaved = self.saver.save_snapshots(outcomes)
         for outcome in outcomes:
-            for command in outcome.commands:
-                if type(command) not in _INTERNAL:
-                    crash_point(type(command).__name__)
-                try:
-                    self._apply(command, unsaved)
-                except Exception:  # noqa: BLE001 - what was decided stands: the commands after it, a timer, a reply, must be applied
-                    self.resources.log.internal_error(command)
-                    # else its client would wait for good, and the run would keep a slot
-                    if isinstance(command, c.Admit):
-                        self.saver.commit_failed([command.run.id], INTERNAL_ERROR)
+            self._apply(outcome.commands, unsaved)
             if outcome.changed:
                 if self.fleet.remote:
                     self.fleet.look()
                 self.granted.changed(outcome.changed.values())
 
-    def _apply(self, command: c.Command, unsaved: Iterable[Live]) -> None:
+    def _apply(self, commands: Iterable[c.Command], unsaved: Iterable[Live]) -> None:
         launcher = self.resources.launcher
-        if self.fleet.remote and isinstance(command, c.WithId) and self.fleet.takes(command):
-            return
-        match command:  # each case is a test: what every run needs comes first
-            case c.Publish(event, lineage):
-                self.announcer.publish_event(event, lineage)
-            case c.Record(run):
-                self.saver.record(run)
-            case c.Arm(run_id, timer, at):
-                self.launcher_events.arm(run_id, timer, at)
-            case c.Disarm(run_id, timer):
-                self.resources.timers.disarm((run_id, timer))
-            case c.AnswerRequest(token, answer):
-                self.requests.answer(token, answer)
-            case c.Admit(run):
-                self._admit(run, unsaved)
-            case c.Launch(run):
-                self.launching.launch(run)
-            case c.Place() | c.Offer() | c.Tend():
-                self.fleet.apply(command)
-            case c.Release(run_id):
-                self.metering.forget(run_id)
-                launcher.release(run_id)
-            case c.Retire(run):
-                self._retire(run)
-            case c.Remind(feature, key, at):
-                self.launcher_events.remind(feature, key, at)
-            case c.SaveOf(feature, soon):
-                if soon:
-                    self.saver.save_feature_soon(feature)
-                else:  # it was saved with the snapshots
-                    self.parts.state_saved(feature)
-                    if self.parts.shares(feature):
-                        self.keeper.shares_changed()
-            case c.RecordRefusal(run):
-                self._refuse(run)
-            case c.CountRefusal(run_id):
-                self.resources.ledger.count_refusal(run_id)
-            case c.TellCall(call, lineage):
-                self._hear(call.run_id, trio.current_time())
-                self.saver.watchers.called(call, lineage)
-                self.saver.run_feed.changed([call.run_id])
-            case c.RecordCall(call, lineage):
-                self._hear(call.run_id, trio.current_time())
-                self.saver.record_call(call, lineage)
-                self.saver.run_feed.changed([call.run_id])
-            case c.SaveBudget():
-                pass  # it was saved with the snapshots
-            case c.Draw():
-                self.keeper.draw(command)
-            case c.Charge(scope, name, nanos):
-                self.budgets.record(scope, name, nanos)
-            case c.Interrupt(run_id):
-                # if it has ended by now, the core will hear of that
-                launcher.signal_main(run_id, SIGINT)
-            case c.Terminate(run_id, signal):
-                launcher.terminate(run_id, signal)
-            case c.Kill(run_id):
-                launcher.kill(run_id)
-            case c.Survey(run_id):
-                launcher.survey(run_id)
-            case c.Freeze(run_id):
-                launcher.freeze(run_id)
-            case c.Thaw(run_id):
-                launcher.thaw(run_id)
-                for run in self.catalogue.live[run_id].run.subtree():
-                    self._hear(run.id, trio.current_time())
-            case c.MeterAgent(run_id, process):
-                self.metering.follow_agent(self.catalogue.live[run_id], process)
-            case c.Rebound(run):
-                self.catalogue.live[run.id].limits_changed()
-                self.metering.rebound(run)
-            case c.Shutdown():
-                self.shut_down()
-            case _:
-                assert_never(command)
+        for command in commands:
+            if type(command) not in _INTERNAL:
+                crash_point(type(command).__name__)
+            if self.fleet.remote and isinstance(command, c.WithId) and self.fleet.takes(command):
+                continue
+            try:
+                match command:  # each case is a test: what every run needs comes first
+                    case c.Publish(event, lineage):
+                        self.announcer.publish_event(event, lineage)
+                    case c.Record(run):
+                        self.saver.record(run)
+                    case c.Arm(run_id, timer, at):
+                        self.launcher_events.arm(run_id, timer, at)
+                    case c.Disarm(run_id, timer):
+                        self.resources.timers.disarm((run_id, timer))
+                    case c.AnswerRequest(token, answer):
+                        self.requests.answer(token, answer)
+                    case c.Admit(run):
+                        self._admit(run, unsaved)
+                    case c.Launch(run):
+                        self.launching.launch(run)
+                    case c.Place() | c.Offer() | c.Tend():
+                        self.fleet.apply(command)
+                    case c.Release(run_id):
+                        self.metering.forget(run_id)
+                        launcher.release(run_id)
+                    case c.Retire(run):
+                        self._retire(run)
+                    case c.Remind(feature, key, at):
+                        self.launcher_events.remind(feature, key, at)
+                    case c.SaveOf(feature, soon):
+                        if soon:
+                            self.saver.save_feature_soon(feature)
+                        else:  # it was saved with the snapshots
+                            self.parts.state_saved(feature)
+                            if self.parts.shares(feature):
+                                self.keeper.shares_changed()
+                    case c.RecordRefusal(run):
+                        self._refuse(run)
+                    case c.CountRefusal(run_id):
+                        self.resources.ledger.count_refusal(run_id)
+                    case c.TellCall(call, lineage):
+                        self._hear(call.run_id, trio.current_time())
+                        self.saver.watchers.called(call, lineage)
+                        self.saver.run_feed.changed([call.run_id])
+                    case c.RecordCall(call, lineage):
+                        self._hear(call.run_id, trio.current_time())
+                        self.saver.record_call(call, lineage)
+                        self.saver.run_feed.changed([call.run_id])
+                    case c.SaveBudget():
+                        pass  # it was saved with the snapshots
+                    case c.Draw():
+                        self.keeper.draw(command)
+                    case c.Charge(scope, name, nanos):
+                        self.budgets.record(scope, name, nanos)
+                    case c.Interrupt(run_id):
+                        # if it has ended by now, the core will hear of that
+                        launcher.signal_main(run_id, SIGINT)
+                    case c.Terminate(run_id, signal):
+                        launcher.terminate(run_id, signal)
+                    case c.Kill(run_id):
+                        launcher.kill(run_id)
+                    case c.Survey(run_id):
+                        launcher.survey(run_id)
+                    case c.Freeze(run_id):
+                        launcher.freeze(run_id)
+                    case c.Thaw(run_id):
+                        launcher.thaw(run_id)
+                        for run in self.catalogue.live[run_id].run.subtree():
+                            self._hear(run.id, trio.current_time())
+                    case c.MeterAgent(run_id, process):
+                        self.metering.follow_agent(self.catalogue.live[run_id], process)
+                    case c.Rebound(run):
+                        self.catalogue.live[run.id].limits_changed()
+                        self.metering.rebound(run)
+                    case c.Shutdown():
+                        self.shut_down()
+                    case _:
+                        assert_never(command)
+            except Exception:  # noqa: BLE001 - what was decided stands: the commands after it, a timer, a reply, must be applied
+                self.resources.log.internal_error(command)
+                # else its client would wait for good, and the run would keep a slot
+                if isinstance(command, c.Admit):
+                    self.saver.commit_failed([command.run.id], INTERNAL_ERROR)
 
     def _hear(self, run: RunId, at: float) -> None:
         """Note a sign of life."""

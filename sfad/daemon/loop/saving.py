@@ -179,7 +179,8 @@ class Saver:
     def _record(self, live: Live) -> RunInfo:
         if self._admitted and live in self._admitted:
             self._save_admitted()  # its row comes first
-        info = info_of(live, trio.current_time())
+        ended = live.run.ended_at
+        info = info_of(live, trio.current_time() if ended is None else ended)
         self.resources.ledger.record(info, live.extra)
         return info
 

@@ -329,9 +329,13 @@ class Ledger:
 
     def _put(self, op: Op) -> None:
         served = self._urgent
-        self._writer.put(op, urgent=op.urgent or served is not None)
+        if op.urgent or served is not None:
+            self._writer.add(op)
+        else:
+            self._writer.put(op)
         if op.urgent:
-            self._hurry(served)
+            if not self._waking:
+                self._hurry(served)
         elif served is not None and self._due == math.inf:
             now = trio.current_time()
             self._due = now + LINGER
@@ -343,8 +347,6 @@ class Ledger:
         # once for everything that the trio thread does in one go: the requests of a burst share a
         # transaction, and the two threads do not take the interpreter lock from each other between
         # them
-        if self._waking:
-            return
         self._waking = True
         if served is not None:
             served.set()
