@@ -51,8 +51,8 @@ class RunJournal:
                     self._continued_with.save(run, live.continued_with)
                 changes[f"{RUN}{run}"] = origin_of(live)
                 changes[f"{NOW}{run}"] = progress_of(live)
-                if (key := live.key) is not None:
-                    changes[f"{KEY}{run}"] = encode(key)
+                if live.request_key is not None:
+                    changes[f"{KEY}{run}"] = encode(live.key)
             self._store.write(changes)
         except OSError:
             for live in runs:

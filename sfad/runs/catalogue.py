@@ -175,8 +175,8 @@ class RunCatalogue:
     def add(self, live: Live) -> None:
         """A run was admitted or adopted."""
         self.live[live.run.id] = live
-        if live.key is not None:
-            self._keys[live.key] = live.run.id
+        if (live.request_key is not None) and (key := live.key) is not None:
+            self._keys[key] = live.run.id
 
     def retire(self, live: Live, info: RunInfo, *, admitted: bool) -> None:
         """An ended run leaves the live ones. `admitted`: the ledger has it."""

@@ -84,11 +84,11 @@ def info_of(
         reason=run.shown_reason,
         attempts=latest.number,
         limits=_limits(live, now),
-        usage=usage_of(live, elapsed),
+        usage=usage_of(live, elapsed) if account.sources else Usage(elapsed_s=elapsed),
         processes=footprint.processes if footprint is not None else None,
         memory_bytes=footprint.memory_bytes if footprint is not None else None,
         descendants=run.admitted,
-        deadline=_deadline(run, now),
+        deadline=_deadline(run, now) if not ended else None,
         milestone=live.milestone,
         created_at=live.created_at,
         started_at=live.started_at,
@@ -274,7 +274,9 @@ def _limit(live: Live, active: ActiveLimit, now: float, *, known: bool, gated: b
         used=None if used is None else round(used - reserved, 6),
         reserved=round(reserved, 6) or None,
         scope=KINDS[kind].scope,
-        enforced_by=_enforcer(live, limit, used, gated=gated),
+        enforced_by="clock"
+        if kind is LimitKind.TIME
+        else _enforcer(live, limit, used, gated=gated),
         bound_by=above.id if above is not None else None,
         bound=above.limits[kind].limit.threshold if above is not None else None,
     )

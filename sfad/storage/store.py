@@ -273,7 +273,10 @@ class Store:
         # blanked before the next
         self._dirty = end
         try:
-            _write_at(self._descriptor, frame, self._end)
+            # nearly always one call
+            done = os.pwrite(self._descriptor, frame, self._end)
+            if done < len(frame):
+                _write_at(self._descriptor, frame[done:], self._end + done)
         except OSError:
             with suppress(OSError):
                 self._blank()

@@ -116,7 +116,9 @@ class Announcer:
             began = run.started_at if run.latest.number == 1 else None
             if event.type is EventType.RUN_STARTED and began is not None:
                 self._counts.run_started(run.id, began - run.birth.created_at)
-        self._watchers.happened(self._announce(event, lineage), lineage)
+        event = self._announce(event, lineage)
+        if self._watchers.watched:
+            self._watchers.happened(event, lineage)
 
     def tell_milestone(self, run: RunId, text: str) -> None:
         """Announce what a live run says that it has reached, unless it says too much."""
@@ -270,7 +272,8 @@ class Load:
 class RunFeed:
     def __init__(self, catalogue: RunCatalogue, launcher: Launcher, timers: Timers) -> None:
         self._catalogue, self._launcher, self._timers = catalogue, launcher, timers
-        self._followers: dict[RunFollower, Callable[[], Scope]] = {}
+        self.followers: dict[RunFollower, Callable[[], Scope]] = {}
+        """With what they may see. While there are none, `changed` need not be called."""
         self._changed: set[RunId] = set()
         self._earliest = 0.0
         """When the next push may be."""
@@ -280,19 +283,15 @@ class RunFeed:
         """Of live runs, as followers were told last."""
         self._followed = trio.Event()
 
-    @property
-    def followed(self) -> bool:
-        return bool(self._followers)
-
     def follow(self, scope: Callable[[], Scope], follower: RunFollower) -> Callable[[], None]:
         """Call `follower` with runs in the scope that change from now on. The scope is asked for
         each push: a reload may change who is in the admin group. Return how to stop it."""
-        self._followers[follower] = scope
+        self.followers[follower] = scope
         self._followed.set()
 
         def forget() -> None:
-            self._followers.pop(follower, None)
-            if not self._followers:
+            self.followers.pop(follower, None)
+            if not self.followers:
                 self._followed = trio.Event()
                 self._timers.disarm("run feed")
                 for known in (self._changed, self._looked, self._told):
@@ -302,7 +301,7 @@ class RunFeed:
 
     def changed(self, runs: Iterable[RunId]) -> None:
         """Note that these runs are not as they were told."""
-        if not self._followers:
+        if not self.followers:
             return
         if not self._changed:
             self._timers.arm("run feed", max(self._earliest, trio.current_time()), self._push)
@@ -315,7 +314,7 @@ class RunFeed:
         changed, self._changed = sorted(self._changed), set()
         found = [self.known(run) for run in changed]
         runs = [run for run in found if run is not None]
-        for follower, scope_now in list(self._followers.items()):
+        for follower, scope_now in list(self.followers.items()):
             scope = scope_now()
             admitted = [run for run in runs if scope.admits(run.uid, run.lineage_ids)]
             if len(runs) < len(found):
@@ -349,7 +348,7 @@ class RunFeed:
                 began = trio.current_time()
                 self._look(part, began)
                 await trio.sleep(max(LOOKS / len(parts), SHARE * (trio.current_time() - began)))
-                if not self._followers:
+                if not self.followers:
                     break
 
     def _look(self, runs: list[RunId], now: float) -> None:

@@ -93,14 +93,15 @@ class Saver:
         # a budget that was charged for use which is not saved would be charged for it again by the
         # next daemon
         runs = changed | used if charges else changed
-        lives = [live for run in runs if (live := self.catalogue.live.get(run)) is not None]
-        if lives:
-            now = wall_clock()  # the same for all: no run has ended before its descendants
-            for live in lives:
+        lives, now = list[Live](), wall_clock()
+        """The same time for all: no run has ended before its descendants."""
+        for run_id in runs:
+            if (live := self.catalogue.live.get(run_id)) is not None:
                 live.look_at_the_clock(now)
+                lives.append(live)
         if used:
             self._note_use(used)
-        if self.run_feed.followed:
+        if self.run_feed.followers:
             self.run_feed.changed({*changed, *used})
         if admits and len(outcomes) == 1:
             return lives

@@ -192,7 +192,7 @@ CALL_COLUMNS = ("run", "time", "number", *_CALL_FIELDS, "modes")
 _call_fields = attrgetter(*_CALL_FIELDS)
 _fixed_info, _fixed_info_json = attrgetter(*_FIXED_INFO), attrgetter(*_FIXED_INFO_JSON)
 _fixed_extra = attrgetter(*_FIXED_EXTRA)
-_state_info, _state_times = attrgetter(*_STATE_INFO), attrgetter(*_STATE_TIMES)
+_state_info = attrgetter(*_STATE_INFO)
 
 _IN_EVENT_BODY = tuple(name for name in Event.__struct_fields__ if name not in EVENT_COLUMNS)
 _event_body = lean(Event, _IN_EVENT_BODY)
@@ -259,25 +259,31 @@ def plan_op(provider: str, account: str, heard_at: float, known: str) -> Op:
 
 
 def _state(info: RunInfo, extra: RunExtra, boot_id: str | None) -> tuple[Any, ...]:
-    limits, usage, plans = _jsons((info.limits, _usages(info), info.plans))
-    computed = (
+    shown = info.usage
+    usages = _usages(info) if info.usage_by_source else {shown.source: shown}
+    limits, usage, plans = _jsons((info.limits, usages, info.plans))
+    deadline, started_at, ended_at = info.deadline, info.started_at, info.ended_at
+    return (
         str(info.status),
         int(info.status.terminal),
         None if info.reason is None else _json(info.reason),
         limits,
         usage,
         plans,
-        info.usage.cost_usd,
-        info.usage.tokens,
-        int(at_least(info.usage)),
-        int(info.usage.at_most),
+        shown.cost_usd,
+        shown.tokens,
+        int(shown.partial or bool(shown.unpriced_tokens)),
+        int(shown.at_most),
         extra.boot_id or (boot_id if info.pid is not None else None),
         None if extra.result_head is None else extra.result_head[:RESULT_HEAD],
         None if info.fleet is None else _json(info.fleet),
         None if info.stopped_children is None else _json(info.stopped_children),
+        *_state_info(info),
+        None if deadline is None else deadline.timestamp(),
+        None if started_at is None else started_at.timestamp(),
+        None if ended_at is None else ended_at.timestamp(),
+        extra.pid_started,
     )
-    times = [None if moment is None else moment.timestamp() for moment in _state_times(info)]
-    return (*computed, *_state_info(info), *times, extra.pid_started)
 
 
 def _usages(info: RunInfo) -> dict[Source, Usage]:
