@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sfactl.connection import Client
+from sfactl.connecting.connection import Client
 from sfad.core.state.access import TABLE
 from sfad.features.advice.messages import Recommend, Recommended
 from sfad.features.metrics.messages import Metrics, MetricsText
@@ -61,8 +61,8 @@ ABOUT_ONE: dict[str, dict[str, Any]] = {
 
 OF_ITS_USER = {"fetch_files", "get_files"}
 """The run's user alone may use them, because what they do is done as that user."""
-OF_NO_OTHER = {"spawn", "start_session", "settle", "silent_call"}
-"""They name no run."""
+OF_NO_OTHER = {"settle"}
+"""It names a reservation."""
 
 
 @pytest.fixture
