@@ -170,7 +170,18 @@ class Context:
     ) -> None:
         """Have an event numbered, recorded, logged, and sent to each client that watches the run or
         an ancestor."""
-        self.publish_event(Event(type=what, severity=severity, message=message), run)
+        birth, lineage = run.birth, run.lineage_ids
+        event = Event(
+            type=what,
+            severity=severity,
+            message=message,
+            run_id=birth.id,
+            root_id=lineage[0],
+            agent_name=birth.name,
+            user=birth.user,
+            channel=birth.channel,
+        )
+        self.do(c.Publish(event, lineage))
 
     def publish_event(self, event: Event, run: Run) -> None:
         """Publish an event that tells more than words; the fields about its run are filled in

@@ -8,7 +8,7 @@ import select
 import traceback
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from time import monotonic, sleep
 
@@ -120,6 +120,7 @@ def reap_orphan(pid: int) -> bool:
 # may be made twice.
 
 Call = Callable[[], object]
+Together = Callable[[], AbstractContextManager[object]]
 _CALLS_AT_ONCE = 64
 """Calls before the daemon's other tasks get their turn."""
 _RETRY_AFTER = 0.25
@@ -133,8 +134,14 @@ class Reactor(trio.abc.Instrument):
     """Calls back when a descriptor is ready. A call may be spurious: it looks again, and does
     nothing if nothing is there."""
 
-    def __init__(self, failed: Callable[[Exception], object] = lambda _error: None) -> None:
+    def __init__(
+        self,
+        failed: Callable[[Exception], object] = lambda _error: None,
+        together: Together = nullcontext,
+    ) -> None:
+        """`together` is entered around the calls of one batch."""
         self._failed = failed
+        self._together = together
         self.polls = 0
         """How often it has asked the kernel what is ready."""
         self._epoll = select.epoll()
@@ -250,9 +257,10 @@ class Reactor(trio.abc.Instrument):
     def dispatch(self) -> None:
         """Make one batch of the calls that are due, without waiting."""
         self.polls += 1
-        for fd, _ in self._epoll.poll(0, _CALLS_AT_ONCE):
-            if fd in self._calls and fd not in self._resting:
-                self._ready(fd, *self._calls[fd])
+        with self._together():
+            for fd, _ in self._epoll.poll(0, _CALLS_AT_ONCE):
+                if fd in self._calls and fd not in self._resting:
+                    self._ready(fd, *self._calls[fd])
         now = trio.current_time()
         while self._later and self._later[0][0] <= now:
             self._try(self._later.popleft()[1])
@@ -322,8 +330,14 @@ class Emitter:
     """Sends events with the current time. `failed` is told if the receiver raises."""
 
     def __init__(
-        self, emit: Emit, clock: Callable[[], float], failed: Callable[[Exception], object]
+        self,
+        emit: Emit,
+        clock: Callable[[], float],
+        failed: Callable[[Exception], object],
+        together: Together = nullcontext,
     ) -> None:
+        self.together = together
+        """Is entered around what is sent in one go."""
         self._emit = emit
         self._clock = clock
         self._failed = failed

@@ -3,12 +3,11 @@
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from dataclasses import replace as dataclass_replace
 from datetime import timedelta
 from typing import NamedTuple
 
 import trio
-from msgspec import Raw
+from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from ..core.state.access import Scope, means
@@ -97,8 +96,7 @@ ENCODED_AT_ONCE = 64
 """Rows. A thousand at once take half as long again: the garbage collector looks at them."""
 
 
-@dataclass(frozen=True, slots=True)
-class RecentRun:
+class RecentRun(Struct, frozen=True):
     info: RunInfo
     uid: int
     lineage_ids: tuple[RunId, ...]
@@ -177,8 +175,8 @@ class RunCatalogue:
     def add(self, live: Live) -> None:
         """A run was admitted or adopted."""
         self.live[live.run.id] = live
-        if live.key is not None:
-            self._keys[live.key] = live.run.id
+        if (live.request_key is not None) and (key := live.key) is not None:
+            self._keys[key] = live.run.id
 
     def retire(self, live: Live, info: RunInfo, *, admitted: bool) -> None:
         """An ended run leaves the live ones. `admitted`: the ledger has it."""
@@ -197,7 +195,7 @@ class RunCatalogue:
         for rows in self._encoded.values():
             rows.forget(number_or_zero(run))
         if (ended := self._recent.get(run)) is not None:
-            self._recent[run] = dataclass_replace(ended, info=replace(ended.info, continued_by=by))
+            self._recent[run] = replace(ended, info=replace(ended.info, continued_by=by))
 
     def take_recorded(self, run: RunId) -> RunInfo | None:
         """The ledger holds the end of this run, or cannot be waited for. Return the run, the first
@@ -278,7 +276,16 @@ class RunCatalogue:
         """As `info`, of a run that was admitted or started just now, of which there is no sign of
         life yet: to look takes five system calls."""
         live = self.live.get(run)
-        return self._info(live, trio.current_time()) if live is not None else self.info(run)
+        if live is None:
+            return self.info(run)
+        begun, live.begun = live.begun, None
+        return begun or self._info(live, live.run.started_at or trio.current_time())
+
+    def note_begun(self, live: Live) -> None:
+        """Have `begun` return the run as it is now, though more may be decided about it before
+        that: no client is told of an end that is not on record."""
+        live.look_at_the_clock(wall_clock())
+        live.begun = self._info(live, live.run.started_at or trio.current_time())
 
     def _with_signs(self, info: RunInfo, live: Live) -> RunInfo:
         """Add when the run was heard of last, and whether a signal has stopped it."""

@@ -401,10 +401,12 @@ class Metering:
     def catch_up(self, run: Run, signal: int | None = None) -> None:
         """Read what is left to be read of a run and its descendants before the core decides about
         the end of the run or attempt. `signal` ended its main process."""
-        subtree = [each.id for each in run.subtree()]
+        subtree = [each.id for each in run.subtree()] if run.children else [run.id]
+        metered = list[RunId]()
         for each in subtree:
             self._tail.read_milestones(each)
-        metered = [each for each in subtree if self._has_meter(each)]
+            if self._has_meter(each):
+                metered.append(each)
         if metered:
             self._tail.drain(metered)
         for each in metered:
@@ -420,8 +422,13 @@ class Metering:
         return self._tail.last_line(run)
 
     def may_wait(self, run: Run) -> bool:
-        loads = not self._prices.ready and any(self._has_meter(each.id) for each in run.subtree())
-        return loads or run.id in self._sessions
+        if run.id in self._sessions:
+            return True
+        if self._prices.ready:
+            return False
+        if not run.children:
+            return self._has_meter(run.id)
+        return any(self._has_meter(each.id) for each in run.subtree())
 
     async def learn_use(self, run: Run, *, succeeded: bool) -> None:
         """Wait for what the core must know before it decides about the end of a run: what its

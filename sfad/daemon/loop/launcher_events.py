@@ -186,4 +186,6 @@ class LauncherEvents:
 
 def _calls(run: Run) -> bool:
     """Return whether model calls are under way in the run or below it."""
+    if not run.children:
+        return bool(run.account.reserved_by_gateway)
     return any(each.account.reserved_by_gateway for each in run.subtree())

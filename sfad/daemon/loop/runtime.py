@@ -393,6 +393,7 @@ class Runtime:
         )  # fmt: skip
         self._read_config = read_config
         queue.begin(loop.handle)
+        resources.early_events.together = queue
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run the launcher, timers and everything else that goes on by itself, until cancelled."""

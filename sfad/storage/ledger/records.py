@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from ...core.state.access import Scope
 from ...protocol.messages import EventPage, Events
@@ -25,7 +26,7 @@ MAX_FOUND = 10
 """Ids that `find` returns at most: enough to show that a prefix is ambiguous."""
 
 
-class _Unwritten(NamedTuple):
+class _Unwritten(Struct, frozen=True):
     op: Op
     info: RunInfo
     extra: RunExtra
