@@ -157,10 +157,10 @@ def directory_of(path: str | None) -> str | None:
 
 # ---- The files of cgroup v2: control files, and trees of cgroups
 
-MAX_DEPTH, MAX_DESCENDANTS = 32, 1024
-"""Levels, and cgroups, that the processes of one run may make below their own. Container runtimes
-and systemd need less than ten levels. An agent with the daemon's uid can raise both, so nothing
-here relies on them."""
+MAX_DEPTH, MAX_DESCENDANTS = 64, 4096
+"""Levels below the base, and cgroups that can be made there before the daemon has to make room.
+Chains of runs have 32 levels by default, container runtimes and systemd need less than ten. An
+agent with the daemon's uid can raise both, so nothing here relies on them."""
 _MAX_PATH = 4096 - 64
 """Bytes of a path that a walk follows: PATH_MAX, less the name of a control file."""
 _REMOVED_WITHIN = 10.0
@@ -224,16 +224,16 @@ def _first_child(at: int) -> str | None:
         return next((entry.name for entry in entries if entry.is_dir(follow_symlinks=False)), None)
 
 
-def limit_descendants(
-    directory: str, depth: int | None = MAX_DEPTH, descendants: int | None = MAX_DESCENDANTS
-) -> None:
-    """Have the kernel limit the cgroups that processes in `directory` make below it; `None` is no
-    limit. Raises `OSError`."""
-    write(f"{directory}/cgroup.max.depth", b"max" if depth is None else b"%d" % depth)
-    write(
-        f"{directory}/cgroup.max.descendants",
-        b"max" if descendants is None else b"%d" % descendants,
-    )
+def make_room(base: str, level: int = 0) -> None:
+    """Have the kernel limit the cgroups that processes make below the base, above what is there,
+    and at least to this level of it. Raises `OSError`.
+
+    The limits are the base's, because to write those of each run would take six system calls of
+    it."""
+    words = read(f"{base}/cgroup.stat").split()
+    made = int(words[words.index(b"nr_descendants") + 1]) if b"nr_descendants" in words else 0
+    write(f"{base}/cgroup.max.depth", b"%d" % (level + MAX_DEPTH))
+    write(f"{base}/cgroup.max.descendants", b"%d" % (made + MAX_DESCENDANTS))
 
 
 def write(path: str, content: bytes) -> None:

@@ -508,6 +508,7 @@ class CgroupContainment(RunContainment):
         self._base = base
         self.controllers = Controllers(base, complain)
         self.controllers.set_up()
+        cgroupfs.make_room(base.directory)
         self._begins = controllers.begins(base)
         self._control = CgroupControl(base)
         self._cgroups = RunCgroups(base, parts.reactor)

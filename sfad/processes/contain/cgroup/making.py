@@ -38,7 +38,6 @@ class CgroupMaker:
             "memory", os.path.dirname(directory)
         )
         self._mkdir(f"{directory}/{LEAF}")
-        cgroupfs.limit_descendants(f"{directory}/{LEAF}")
         return self._cgroups.add(run, RunCgroup(directory, _inode(directory), metered=metered))
 
     def _mkdir(self, path: str) -> None:
@@ -48,8 +47,8 @@ class CgroupMaker:
             # an earlier try got this far; or an agent made it, frozen, to stop what attaches itself
             cgroupfs.write(f"{path}/cgroup.freeze", b"0")
         except BlockingIOError:
-            # an agent has lowered `cgroup.max.descendants` or `cgroup.max.depth` of the base
-            cgroupfs.limit_descendants(self._base, None, None)
+            # agents have made many, or lowered the limits
+            cgroupfs.make_room(self._base, path.count("/") - self._base.count("/"))
             os.mkdir(path)
 
     def _restore(self, run: LaunchedRun) -> None:
@@ -57,6 +56,7 @@ class CgroupMaker:
         cgroup."""
         if not os.path.isdir(self._base):
             os.makedirs(self._base, exist_ok=True)
+            cgroupfs.make_room(self._base)
             self._controllers.forget(self._base)
             self._controllers.set_up()
         for above in reversed(list(run.upwards())[1:]):
