@@ -185,6 +185,12 @@ class LaunchedRun:
         for child in tuple(self.children):
             yield from child.subtree()
 
+    def has_main(self) -> bool:
+        """Return whether `mains` has any."""
+        return self.main is not None or (
+            bool(self.children) and any(child.has_main() for child in self.children)
+        )
+
     @property
     def mains(self) -> list[MainProcess]:
         """Main processes of the subtree. Each may be outside of its containment: not in it yet, or
