@@ -367,6 +367,26 @@ async def test_another_attempt_in_the_same_containment(rig: Rig) -> None:
     rig.launcher.release("a1")
 
 
+async def test_each_attempt_is_known_by_its_cgroup_which_goes_with_the_run(rig: Rig) -> None:
+    run = f"{rig.cgroups.detail}/a1"
+    for home in (run, f"{run}/self", f"{run}/self"):
+        mark = len(rig.events)
+        rig.launch("a1", "sleep", "1000")
+        pid = (await rig.wait(LaunchSucceeded, "a1", after=mark)).pid
+        assert inside(home) == [pid]
+        # as the kernel names the caller of the gateway
+        assert rig.launcher.run_of_cgroup(cgroup_inode(home)) == "a1"
+        assert rig.launcher.run_of_cgroup(1) is None
+        rig.launcher.kill("a1")
+        await rig.wait(Emptied, "a1", after=mark)
+    rig.launcher.release("a1")
+    await until(lambda: not os.path.exists(run), "its cgroups are gone")
+
+
+def cgroup_inode(directory: str) -> int:
+    return os.stat(directory).st_ino
+
+
 async def test_place(rig: Rig) -> None:
     rig.launch("a1", "sleep", "1001")
     rig.launch("a2", "env", "-i", "setsid", "--fork", "sleep", "1002", parent="a1")

@@ -458,8 +458,12 @@ class RunCgroups:
         self._by_run[run.id] = group
         self._by_directory[group.directory] = self._unasked[group.directory] = run.id
         if group.has_leaf:
-            self._unasked[group.leaf] = run.id
+            self.add_leaf(run, group)
         return group
+
+    def add_leaf(self, run: LaunchedRun, group: RunCgroup) -> None:
+        group.has_leaf = True
+        self._unasked[group.leaf] = run.id
 
     def forget(self, run: LaunchedRun) -> RunCgroup | None:
         """Forget the run's cgroup, and leave it as it is."""

@@ -41,8 +41,7 @@ class CgroupMaker:
         """Have the run's processes begin in a leaf from now on. Raises `OSError`."""
         if not group.has_leaf:
             self._mkdir(group.leaf)
-            group.has_leaf = True
-            self._cgroups.add(run, group)
+            self._cgroups.add_leaf(run, group)
 
     def enable(self, kind: str, run: LaunchedRun) -> bool:
         """Enable a controller for the run's cgroup; return whether that worked."""
