@@ -77,9 +77,8 @@ class CgroupMaker:
             if not still:
                 self._reactor.retry_while(
                     lambda: self._cgroups.of(run) is group and not (run.paused or group.halted),
-                    cgroupfs.write,
+                    _thaw,
                     control,
-                    b"0",
                 )
         group.vacated = True
 
@@ -153,6 +152,14 @@ class CgroupMaker:
             cgroupfs.remove_tree(self._base)
         with suppress(OSError):
             self._controllers.close()
+
+
+def _thaw(control: str) -> None:
+    try:
+        cgroupfs.write(control, b"0")
+    except OSError as error:
+        if error.errno not in kernel.GONE:
+            raise
 
 
 async def _remove_later(directory: str) -> None:
