@@ -7,7 +7,7 @@ from typing import Literal
 from msgspec import Struct
 
 from ..protocol import types
-from ..protocol.requests.fleet import Allowances
+from ..protocol.requests.allowances import Allowances
 from ..protocol.requests.gateway import CallDecision
 from ..protocol.types import CallInfo, ErrorCode, LimitRefusal, Refusal, RunId, Survivor
 from .events import AgentProcess
@@ -52,7 +52,7 @@ class Charge(Struct, frozen=True):
 
 
 class SaveBudget(Struct, frozen=True):
-    """Save what a budget was charged, and what the nodes of a fleet may charge of it, before
+    """Save what a budget was charged, and what other machines may charge of it, before
     anything else is done."""
 
     scope: Literal["user", "team"]
@@ -60,8 +60,8 @@ class SaveBudget(Struct, frozen=True):
 
 
 class Draw(Struct, frozen=True):
-    """Ask the fleet's keeper for more of a budget, until so many nano-dollars are left of this
-    node's allowance."""
+    """Ask the machine that keeps a budget for more of it, until so many nano-dollars are left of
+    this one's allowance."""
 
     scope: Literal["user", "team"]
     name: str
@@ -98,17 +98,8 @@ class Launch(WithRun, frozen=True):
 
 
 class Place(WithRun, frozen=True):
-    """Find a node for the run; answer `PlacementWaits` as long as there is none, then `Placed`, or
-    `GrantRefused`."""
-
-
-class Offer(WithRun, frozen=True):
-    """Send the run's grant to its node, again and again until `GrantSeen` or `GrantRefused` can be
-    answered."""
-
-
-class Tend(WithId, frozen=True):
-    """Go on with a run on another node: tell that one what is wanted of it (`giving.wanted_of`)."""
+    """Have the run executed on another machine, or go on with what executes there: tell that what
+    is wanted of it. `HeardOf` tells what becomes of it."""
 
 
 class Terminate(WithId, frozen=True):
@@ -257,8 +248,7 @@ Answer = (
     | ErrorAnswer
 )
 
-ToFleet = Place | Offer | Tend | Draw
-ToLauncher = Launch | Terminate | Interrupt | Kill | Survey | Freeze | Thaw | Release
+ToLauncher = Place | Draw | Launch | Terminate | Interrupt | Kill | Survey | Freeze | Thaw | Release
 ToStorage = (
     Admit
     | Record
@@ -272,7 +262,7 @@ ToStorage = (
 )
 ToLoop = TellCall | MeterAgent | Arm | Disarm | Remind | Rebound | Retire | AnswerRequest | Shutdown
 
-Command = ToLauncher | ToFleet | ToStorage | ToLoop
+Command = ToLauncher | ToStorage | ToLoop
 
 
 class Outcome(Struct, frozen=True):

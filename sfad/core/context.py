@@ -10,6 +10,7 @@ from ..protocol.event_types import EventType
 from ..protocol.types import ErrorCode, Event, RunId, Severity
 from . import commands as c
 from .barring import Barrier
+from .elsewhere import Elsewhere
 from .events import OfPeer
 from .state.access import (
     FULL,
@@ -109,6 +110,8 @@ class Context:
         """Runs that have ended since the last `take_ended`."""
         self.barrier = Barrier()
         """What a feature holds calls and roots with."""
+        self.elsewhere = Elsewhere()
+        """What a feature decides about runs on other machines."""
         self.released: list[Run] = []
         """Roots that it has let wait, and that may start now."""
         self.watched: dict[RunId, Run] = {}

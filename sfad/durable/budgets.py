@@ -32,7 +32,7 @@ class Charged(Struct, frozen=True, array_like=True):
     partial: bool = False
     at_most: bool = False
     allowance: int = 0
-    """Nano-dollars that the keeper of the fleet lets this node charge."""
+    """Nano-dollars that the keeper lets this node charge."""
     given: dict[str, Given] = {}
     """What this node, as the keeper, has given to others."""
 
@@ -56,7 +56,7 @@ class SavedCharges:
 
     @property
     def keeper(self) -> str | None:
-        """The node of the fleet that keeps the budgets, as it was known last."""
+        """The machine that keeps the budgets, as it was known last."""
         return self._store.items.get("keeper", b"").decode() or None
 
     def save_keeper(self, node: str) -> None:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 import trio
 
+from .probe import current_boot
 from .time_namespace import offset_ns
 
 
@@ -35,6 +36,22 @@ class MonotonicClock(trio.abc.Clock):
 
     def deadline_to_sleep_time(self, deadline: float) -> float:
         return deadline - self.current_time()
+
+
+def stamp() -> str:
+    """Return what this machine's clock says, for another machine to send back. It begins again at
+    each boot."""
+    return f"{current_boot()}:{trio.current_time():.3f}"
+
+
+def after_stamp(stamped: str, seconds: float) -> float | None:
+    """Return the time so many seconds after a stamp; `None` if that was before the machine was
+    booted."""
+    boot, _, at = stamped.rpartition(":")
+    try:
+        return float(at) + seconds if boot == current_boot() else None
+    except ValueError:
+        return None
 
 
 class Timers:

@@ -187,22 +187,8 @@ Remember = Callable[[LaunchRecord], bool]
 false, the launch fails."""
 
 
-class Launcher(Protocol):
-    """Starts, stops, pauses and counts runs by their ids. Every method returns at once; events
-    through `Emit` follow: `LaunchSucceeded | LaunchFailed`, `MainExited`, `Emptied`, `Frozen`,
-    `Surveyed`."""
-
-    containment: Literal["cgroup", "tags"]
-
-    @property
-    def detail(self) -> str:
-        """Where runs are contained, or why not by cgroup; for `status` and `doctor`."""
-
-    def launch(
-        self, run_id: RunId, parent: RunId | None, spec: LaunchSpec, remember: Remember
-    ) -> None:
-        """Start the run's command, for the first time or again; `LaunchSucceeded` or `LaunchFailed`
-        follows."""
+class RunProcesses(Protocol):
+    """What is done to the processes of runs. Every method returns at once."""
 
     def terminate(self, run_id: RunId, signal: int) -> None:
         """Send a signal to every process of the run and its descendants; `Emptied` follows when
@@ -226,6 +212,24 @@ class Launcher(Protocol):
 
     def release(self, run_id: RunId) -> None:
         """Forget the run and remove its containment."""
+
+
+class Launcher(RunProcesses, Protocol):
+    """Starts, stops, pauses and counts runs by their ids. Every method returns at once; events
+    through `Emit` follow: `LaunchSucceeded | LaunchFailed`, `MainExited`, `Emptied`, `Frozen`,
+    `Surveyed`."""
+
+    containment: Literal["cgroup", "tags"]
+
+    @property
+    def detail(self) -> str:
+        """Where runs are contained, or why not by cgroup; for `status` and `doctor`."""
+
+    def launch(
+        self, run_id: RunId, parent: RunId | None, spec: LaunchSpec, remember: Remember
+    ) -> None:
+        """Start the run's command, for the first time or again; `LaunchSucceeded` or `LaunchFailed`
+        follows."""
 
     def bound(self, run_id: RunId, bounds: Bounds) -> None:
         """Set other bounds for a live run. If they are below what the run uses now, the kernel ends

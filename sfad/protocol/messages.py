@@ -13,16 +13,15 @@ can read a newer daemon.
 from .encoding import pack as pack
 from .encoding import reader
 from .encoding import tag as tag
+from .requests.allowances import *
 from .requests.base import *
 from .requests.base import Request
 from .requests.daemon import *
-from .requests.fleet import *
 from .requests.following import *
 from .requests.gateway import *
 from .requests.listing import *
 from .requests.records import *
 from .requests.sessions import *
-from .requests.shipping import *
 from .requests.starting import *
 from .requests.steering import *
 from .requests.subscriptions import *

@@ -252,7 +252,7 @@ class Live:
     nonce: str = field(default_factory=new_nonce)
     """The random part of its cookie (`LaunchSpec.nonce`)."""
     order: Spawn | None = None
-    """Of a run that is to be placed on a node of the fleet: what was asked."""
+    """Of a run that is to execute on another machine: what was asked."""
     caller: RunId | None = None
     """The run that asked for it."""
     request_key: str | None = None

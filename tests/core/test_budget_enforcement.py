@@ -9,9 +9,9 @@ from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.state.budgets import Budget, to_nanos
 from sfad.core.state.policy import Policy
-from sfad.protocol.requests.fleet import Allowance, AllowanceWanted, AskAllowances
+from sfad.protocol.requests.allowances import Allowance, AllowanceWanted
 from sfad.protocol.requests.gateway import CallDecision
-from sfad.protocol.types import Action, Placing, Status
+from sfad.protocol.types import Action, Status
 
 from .test_adopting import Life
 from .transcript import ANN, BOB, Transcript, inside, purse
@@ -347,20 +347,6 @@ def test_a_reservation_waits_for_the_keeper() -> None:
     assert answer.refusal is not None
 
 
-def test_a_run_that_is_placed_waits_for_its_share_and_its_client() -> None:
-    t = Transcript()
-    t >> t.budgets(of_fleet(9, 0.001))
-    placing = Placing(node="n3")
-    (t >> t.spawn("a", limits="cost=2", placing=placing)) << "draw user ann 2"
-    t.quiet()
-    (t >> gives(t, 2.5)).skip()
-    assert [run.name for run in t.machine.tree] == ["a"]
-    (t >> t.spawn("b", limits="cost=2", placing=placing, tied_to=7)).skip()
-    (t >> e.ClientGone(t.at, 7)).skip()
-    (t >> gives(t, 9)).skip()
-    assert [run.name for run in t.machine.tree] == ["a"]
-
-
 def test_the_keeper_goes_on_when_a_node_gives_back() -> None:
     t = Transcript()
     kept = replace(purse(2, "ann"), keeper=None)
@@ -371,9 +357,7 @@ def test_the_keeper_goes_on_when_a_node_gives_back() -> None:
         wanted = AllowanceWanted(
             scope="user", name="ann", begins=BEGINS, usd=had, charged_usd=charged, need_usd=need
         )
-        return e.AllowancesAsked(
-            t.at, t.token(), AskAllowances(id=1, node="n2", number=number, wanted=[wanted]), "n1"
-        )
+        return e.AllowancesAsked(t.at, t.token(), "n2", number, [wanted], "n1")
 
     kept.begins = BEGINS
     (t >> asks(1, 0, 0, 1.5)) << "savebudget user ann" << f"reply {t.last_token} Gave 1.5"

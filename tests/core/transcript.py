@@ -17,7 +17,7 @@ import msgspec
 
 from sfad.core import commands as c
 from sfad.core import events as e
-from sfad.core.machine import Machine, NewBarrier
+from sfad.core.machine import Machine, NewBarrier, NewElsewhere
 from sfad.core.state.access import Peer
 from sfad.core.state.account import NOTHING, OpenReservation, Use
 from sfad.core.state.budgets import Budget, to_nanos, to_usd
@@ -28,7 +28,7 @@ from sfad.core.state.vocabulary import Timer
 from sfad.core.watching import NewWatcher
 from sfad.durable.snapshots import to_saved
 from sfad.protocol.kinds import COSTS
-from sfad.protocol.requests.fleet import Allowances
+from sfad.protocol.requests.allowances import Allowances
 from sfad.protocol.requests.gateway import AdmitCall, CallDecision, EndCall
 from sfad.protocol.types import (
     Action,
@@ -135,9 +135,12 @@ class Transcript:
         hear: frozenset[str] = frozenset(),
         watchers: Mapping[str, NewWatcher] | None = None,
         barrier: NewBarrier | None = None,
+        elsewhere: NewElsewhere | None = None,
         **numbers: Any,
     ) -> None:
-        self.machine = Machine(policy or Policy(**numbers), watchers=watchers, barrier=barrier)
+        self.machine = Machine(
+            policy or Policy(**numbers), watchers=watchers, barrier=barrier, elsewhere=elsewhere
+        )
         self.at = 0.0
         self.answers: dict[int, c.Answer] = {}
         self.events: list[str] = []

@@ -1,8 +1,8 @@
 """Bounds of live runs: what is near one or beyond it, and what follows.
 
 `enforcement`     limits of live runs, runs that wait for a person because of one
-`budgets`         trees whose money budgets have run out, and the parts of budgets that nodes of a
-                  fleet have
+`budgets`         trees whose money budgets have run out, and the parts of budgets that
+                  other machines have
 `limit_requests`  `resume`, `approve`, `deny` and `limit`: more room for a run, or less
 `violations`      agent programs that nobody asked for, use that went around the gateway, tools that
                   are not allowed

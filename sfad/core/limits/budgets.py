@@ -1,10 +1,10 @@
 """Money budgets of users and teams: pauses or ends live trees that can spend and whose budgets have
-run out, and resumes them when there is money again. In a fleet one node keeps the budgets, and
-gives the others their parts (`state.allowances`)."""
+run out, and resumes them when there is money again. One machine may keep the budgets of
+several, and give the others their parts (`state.allowances`)."""
 
 from dataclasses import dataclass
 
-from ...protocol.requests.fleet import Allowances
+from ...protocol.requests.allowances import Allowances
 from ...protocol.types import Action, Reason, Status
 from .. import commands as c
 from .. import events as e
@@ -40,19 +40,17 @@ class BudgetEnforcement:
             self._enforce_on(root, used_up, at)
 
     def allowances_asked(self, ev: e.AllowancesAsked) -> None:
-        """Give a node of the fleet its part of budgets."""
+        """Give another machine its part of budgets."""
         given = []
-        for wanted in ev.asked.wanted:
+        for wanted in ev.wanted:
             budget = self._spending.budgets.find(wanted.scope, wanted.name)
             before = budget.left if budget is not None else 0
-            given.append(give(budget, ev.asked.node, ev.asked.number, wanted, here=ev.here))
+            given.append(give(budget, ev.node, ev.number, wanted, here=ev.here))
             if budget is not None:
                 budget.short &= budget.left <= before
                 self._ctx.do(c.SaveBudget(wanted.scope, wanted.name))
         self._spending.budgets_changed = self._ctx.measured = True
-        self._ctx.reply(
-            ev.token, Allowances(id=ev.asked.id, number=ev.asked.number, allowances=given)
-        )
+        self._ctx.reply(ev.token, Allowances(id=0, number=ev.number, allowances=given))
 
     def allowances_known(self, ev: e.AllowancesKnown) -> None:
         """Go on with what the keeper has given, or without its answer."""

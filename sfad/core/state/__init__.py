@@ -8,8 +8,7 @@
 `budgets`     money of users and teams, and nano-dollars
 `account`     what a run has used and reserved
 `limits`      where a run's limits come from, and what exceeds them
-`allowances`  budgets over the nodes of a fleet: what the keeper gives, and what other nodes ask it
-              for
+`allowances`  budgets over several machines: what the one that keeps them gives to others
 `grants`      what is known of a run on another node, and of the lease of one that another node has
               granted
 `run`         one run: its number, what is saved of it, how far a stop has come, and its transition

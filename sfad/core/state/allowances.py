@@ -1,5 +1,4 @@
-"""Budgets of users and teams over the nodes of a fleet: what the keeper gives, and what the other
-nodes ask it for.
+"""Budgets of users and teams over several machines: what the one that keeps them gives to others.
 
 A node may charge its *allowance* of a budget without asking anyone. It asks for more when a call, a
 reservation or a run lacks some, and gives back what it does not use. Each message tells whole
@@ -9,13 +8,11 @@ answers. So the sum of what all may charge is never above the budget."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 
 from msgspec.structs import replace
 
-from ...protocol.requests.fleet import Allowance, Allowances, AllowanceWanted, AskAllowances
+from ...protocol.requests.allowances import Allowance, AllowanceWanted
 from .budgets import Budget, Given, to_nanos, to_usd
 
 PARTS = 4
@@ -24,10 +21,6 @@ left. So what a node may hold gets small towards the end, and the first of a tho
 take it all."""
 FEW = 4
 """So many nodes more are expected."""
-
-Key = tuple[str, str]
-
-# ---- The keeper
 
 
 def give(
@@ -69,70 +62,3 @@ def give(
     if budget.held:
         return replace(answer, waits="other nodes hold the rest")
     return replace(answer, used_up=True, waits="it is used up")
-
-
-# ---- A node
-
-
-@dataclass(slots=True)
-class Drawing:
-    """What a node asks the keeper for."""
-
-    node: str
-    number: int = 0
-    needs: dict[Key, int] = field(default_factory=dict)
-    """Nano-dollars that were lacking."""
-    _charged: dict[Key, int] = field(default_factory=dict)
-    """What was charged at the last regular request."""
-    _scarce: set[Key] = field(default_factory=set)
-    """Budgets of which others lack some."""
-
-    def returned(self, budgets: Iterable[Budget]) -> list[tuple[Budget, int]]:
-        """Return the budgets of which this node gives a part back, each with what it keeps: what it
-        has charged, if it has charged nothing since it was asked last, if others need it, or if it
-        has too little for itself. Ask once a minute."""
-        found = []
-        for budget in budgets:
-            key = (budget.scope, budget.name)
-            rests = self._charged.get(key) == budget.charged or key in self._scarce
-            self._charged[key] = budget.charged
-            lacks = budget.waits is not None and self.needs.get(key, 0) > budget.left
-            if budget.left > 0 and (rests or lacks):
-                found.append((budget, budget.charged))
-        return found
-
-    def request(self, budgets: Iterable[Budget], now: float) -> AskAllowances:
-        """Return what to ask the keeper. `now`: Unix time, so that a daemon that has begun again
-        goes on with a higher number."""
-        self.number = max(self.number + 1, int(now * 1_000_000))
-        wanted = []
-        for budget in budgets:
-            key = (budget.scope, budget.name)
-            if not (budget.asked or budget.short or budget.exhausted):
-                self.needs.pop(key, None)
-            need = max(0, self.needs.get(key, 0) - max(0, budget.left))
-            wanted.append(
-                AllowanceWanted(
-                    scope=budget.scope,
-                    name=budget.name,
-                    begins=budget.begins,
-                    # one that agents told of too late may have charged more than it had
-                    usd=to_usd(max(budget.allowance, budget.charged)),
-                    charged_usd=to_usd(budget.charged),
-                    need_usd=to_usd(need),
-                )
-            )
-        return AskAllowances(id=1, node=self.node, number=self.number, wanted=wanted)
-
-    def understood(self, answer: Allowances) -> Sequence[Allowance]:
-        """Return what an answer tells of this node's newest request."""
-        if answer.number != self.number:
-            return []
-        known = [each for each in answer.allowances if each.number in (0, self.number)]
-        self.number = max(self.number, *(each.number for each in answer.allowances))
-        for each in known:
-            key = (each.scope, each.name)
-            (self._scarce.add if each.scarce else self._scarce.discard)(key)
-            if each.waits is None:
-                self.needs.pop(key, None)
-        return known

@@ -1,7 +1,7 @@
 """The loop: feeds the machine with events and applies its commands, in the trio thread."""
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from signal import SIGINT
 from typing import assert_never
@@ -16,14 +16,12 @@ from ...durable.budgets import BudgetBooks
 from ...durable.maintenance import SessionArchive
 from ...host.faults import crash_point
 from ...host.tasks import Background
+from ...processes.launcher import RunProcesses
 from ...protocol.types import ErrorCode, RunId
 from ...runs.catalogue import RunCatalogue
 from ...runs.live import Live
 from ...usage.metering import Metering
 from .announcing import Announcer
-from .fleet import Fleet
-from .granted import GrantedRuns
-from .keeper import KeeperRequests
 from .launcher_events import LauncherEvents
 from .launching import Launching
 from .pending_requests import PendingRequests
@@ -92,9 +90,8 @@ class CoreLoop:
     launcher_events: LauncherEvents
     background: Background
     archive: SessionArchive
-    fleet: Fleet
-    keeper: KeeperRequests
-    granted: GrantedRuns
+    processes: Mapping[RunId, RunProcesses]
+    """See `Heart.processes`."""
     shut_down: Callable[[], None]
 
     def handle(self, event: e.Event) -> None:
@@ -121,14 +118,10 @@ class CoreLoop:
                 if isinstance(command, c.Admit):
                     self.saver.commit_failed([command.run.id], INTERNAL_ERROR)
         if outcome.changed:
-            if self.fleet.remote:
-                self.fleet.look()
-            self.granted.changed(outcome.changed.values())
+            for tell in self.parts.changed:
+                tell(outcome.changed.values())
 
     def _apply(self, command: c.Command, unsaved: Iterable[Live]) -> None:
-        launcher = self.resources.launcher
-        if self.fleet.remote and isinstance(command, c.WithId) and self.fleet.takes(command):
-            return
         match command:  # each case is a test: what every run needs comes first
             case c.Publish(event, lineage):
                 self.announcer.publish_event(event, lineage)
@@ -144,11 +137,11 @@ class CoreLoop:
                 self._admit(run, unsaved)
             case c.Launch(run):
                 self.launching.launch(run)
-            case c.Place() | c.Offer() | c.Tend():
-                self.fleet.apply(command)
+            case c.Place(run):
+                self.parts.place(run)
             case c.Release(run_id):
                 self.metering.forget(run_id)
-                launcher.release(run_id)
+                self._processes(run_id).release(run_id)
             case c.Retire(run):
                 self._retire(run)
             case c.Remind(feature, key, at):
@@ -158,8 +151,6 @@ class CoreLoop:
                     self.saver.save_feature_soon(feature)
                 else:  # it was saved with the snapshots
                     self.parts.state_saved(feature)
-                    if self.parts.shares(feature):
-                        self.keeper.shares_changed()
             case c.RecordRefusal(run):
                 self._refuse(run)
             case c.CountRefusal(run_id):
@@ -175,22 +166,22 @@ class CoreLoop:
             case c.SaveBudget():
                 pass  # it was saved with the snapshots
             case c.Draw():
-                self.keeper.draw(command)
+                self.parts.draw(command)
             case c.Charge(scope, name, nanos):
                 self.budgets.record(scope, name, nanos)
             case c.Interrupt(run_id):
                 # if it has ended by now, the core will hear of that
-                launcher.signal_main(run_id, SIGINT)
+                self._processes(run_id).signal_main(run_id, SIGINT)
             case c.Terminate(run_id, signal):
-                launcher.terminate(run_id, signal)
+                self._processes(run_id).terminate(run_id, signal)
             case c.Kill(run_id):
-                launcher.kill(run_id)
+                self._processes(run_id).kill(run_id)
             case c.Survey(run_id):
-                launcher.survey(run_id)
+                self._processes(run_id).survey(run_id)
             case c.Freeze(run_id):
-                launcher.freeze(run_id)
+                self._processes(run_id).freeze(run_id)
             case c.Thaw(run_id):
-                launcher.thaw(run_id)
+                self._processes(run_id).thaw(run_id)
                 for run in self.catalogue.live[run_id].run.subtree():
                     self._hear(run.id, trio.current_time())
             case c.MeterAgent(run_id, process):
@@ -202,6 +193,10 @@ class CoreLoop:
                 self.shut_down()
             case _:
                 assert_never(command)
+
+    def _processes(self, run: RunId) -> RunProcesses:
+        """Return what carries out commands about the processes of a run."""
+        return self.processes.get(run, self.resources.launcher)
 
     def _hear(self, run: RunId, at: float) -> None:
         """Note a sign of life."""
@@ -224,8 +219,6 @@ class CoreLoop:
         self.saver.refuse(self.requests.refused(run, self.resources.launcher))
 
     def _retire(self, run: Run) -> None:
-        if run.asked.placing is not None:
-            self.fleet.ended(run.id)
         if run.asked.session is not None:
             self.archive.ended(run.id)
         self.saver.retire(self.catalogue.live[run.id])

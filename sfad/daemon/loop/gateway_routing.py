@@ -33,8 +33,8 @@ from ...protocol.messages import Spawn
 from ...runs.live import Live
 from ...start.prepared import Prepared
 from ...start.surroundings import Surroundings
-from .gateway_process import Serving
-from .gateways import Gateways
+from ..gateway.gateways import Gateways
+from ..gateway.process import Serving
 
 PLACEHOLDER = "the-gateway-has-the-key"
 SHORTEST = 8

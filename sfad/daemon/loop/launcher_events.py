@@ -19,7 +19,7 @@ from ...protocol.types import RunId
 from ...usage.metering import Metering
 from ...usage.pricing import PRICES_WAIT
 from ...usage.sessions import LAST_LOOK_WAIT
-from .connection_watch import ConnectionWatch
+from ..gateway.connection_watch import ConnectionWatch
 from .own_servers import ServerWatch
 
 ENDS_WAIT = PRICES_WAIT + LAST_LOOK_WAIT

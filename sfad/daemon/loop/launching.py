@@ -23,11 +23,10 @@ from ...protocol.types import RunId
 from ...runs.catalogue import RunCatalogue
 from ...runs.live import Live, bounds_of
 from ...usage.metering import Metering
+from ..gateway.gateways import Gateways
 from .environment import run_environment
-from .gateways import Gateways
 from .resources import Resources
 from .seam import Launch, Parts
-from .shipping import Shipping
 
 LAUNCH = 8
 """Descriptors that a launch takes for some milliseconds: files for the output, pipes of the
@@ -56,7 +55,6 @@ class Launching:
     arm: Arm
     gateways: Gateways
     parts: Parts
-    shipping: Shipping
 
     def launch(self, run: Run) -> None:
         """Launch an attempt, or feed `LaunchFailed`."""
@@ -132,12 +130,10 @@ class Launching:
         terminal = live.output.stdio == "inherit" and stdin is not None and _is_terminal(stdin)
         env = run_environment(live, socket=self.resources.socket, deadline=deadline)
         given = self.parts.launch(live, Launch(env, terminal))
-        env = self.shipping.environment(live, given.env)
-        unpacks, copy = self.shipping.first_step(live) or (None, None)
         return LaunchSpec(
             argv=self.gateways.with_token(run.id, self._argv(live)),
-            cwd=copy or given.cwd or live.command.cwd,
-            env=self.gateways.with_token(run.id, env),
+            cwd=given.cwd or live.command.cwd,
+            env=self.gateways.with_token(run.id, given.env),
             umask=live.command.umask,
             stdin=stdin,
             stdout=stdout,
@@ -146,7 +142,7 @@ class Launching:
             bounds=bounds_of(run),
             stand_ins=given.stand_ins,
             sandbox=given.sandbox,
-            first_step=unpacks or given.first_step,
+            first_step=given.first_step,
             user=live.credentials,
             nonce=live.nonce,
         )

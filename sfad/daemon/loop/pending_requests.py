@@ -11,13 +11,13 @@ from ...core import events as e
 from ...core.state.access import Peer
 from ...core.state.request import Asked
 from ...core.state.run import Run
+from ...host.clock import after_stamp
 from ...host.descriptors import Descriptors, close_soon
 from ...host.metrics import Counts
 from ...processes.launcher import Launcher
 from ...protocol.types import After, RunId, Status
 from ...runs.catalogue import RunCatalogue
 from ...runs.live import Live, StdinPipe
-from .fleet import lease_until
 from .launching import check_descriptors
 
 OnAnswer = Callable[[c.Answer], None]
@@ -96,7 +96,7 @@ class PendingRequests:
         by = continued.continued_by if continued is not None else None
         now, grant = trio.current_time(), asked.grant
         until = (
-            lease_until(grant.stamp, grant.lease)
+            after_stamp(grant.stamp, grant.lease)
             if grant is not None and grant.lease is not None
             else None
         )

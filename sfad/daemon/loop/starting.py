@@ -31,7 +31,6 @@ from ...start.steps import (
 )
 from ...start.surroundings import Surroundings
 from ..lookup import find_run
-from .fleet import Fleet
 from .gateway_routing import GatewaySteps
 from .own_servers import ServerWatch, keep_alone
 from .pending_requests import OnAnswer, PendingRequests, PendingSpawn
@@ -40,8 +39,8 @@ from .seam import Parts
 
 class Starting:
     """Four doors lead here: a client's request (`server.verbs.starting`), a session's tool
-    (`server.verbs.sessions`), a lost run that is continued (`server.lost_runs`), and a run whose
-    place is this node (`server.placed_here`)."""
+    (`server.verbs.sessions`), a lost run that is continued (`server.lost_runs`), and a run that
+    was to execute on another machine (`Heart.prepare`)."""
 
     def __init__(
         self,
@@ -49,7 +48,6 @@ class Starting:
         catalogue: RunCatalogue,
         requests: PendingRequests,
         gateway: GatewaySteps,
-        fleet: Fleet,
         servers: ServerWatch,
         parts: Parts,
         agents: Callable[[], Mapping[str, Registered]],
@@ -71,7 +69,6 @@ class Starting:
             narrow_tools,
             forget_told_time,  # before an agent's own limits are left out because of it
             fill_in_agent,  # with options for its tools, and the address of the gateway
-            fleet.work_in_copy,
             resume_command,
             gateway.read_settings,  # of the command
             gateway.route,
@@ -82,14 +79,12 @@ class Starting:
         self._placed_steps: tuple[Step, ...] = (
             parts.load,
             gateway.read_setups,
-            fleet.check_placeable,
-            fleet.note_files,
+            parts.prepare_elsewhere,
             narrow_tools,
             forget_told_time,
             keep_channel,
         )
-        """For a run that is to be placed: the daemon of the node where it executes takes the
-        others."""
+        """For a run that is to execute on another machine: the daemon there takes the others."""
         self._checks: tuple[Check, ...] = (
             check_size,
             check_characters,
@@ -131,6 +126,13 @@ class Starting:
         there. Raise `Invalid`, `RequestError`, `OSError`."""
         steps = self._steps if around.order.placing is None else self._placed_steps
         return await prepare(around, steps, self._checks, self._wait)
+
+    async def prepare_here(
+        self, order: Spawn, peer: Peer, user: Credentials | None
+    ) -> tuple[Prepared, Surroundings]:
+        """As `Heart.prepare`."""
+        around = self.around(order, peer, user)
+        return await self.prepare(around), around
 
     def start(
         self,

@@ -26,7 +26,6 @@ from ..lookup import find_run
 from ..loop.pending_requests import PendingRequests
 from ..loop.runtime import Runtime
 from .connection import Connection, Looks, RunRow, RunRows
-from .fleet_nodes import Nodes
 from .shares import ClientBounds, Shares
 
 INTERNAL = "internal error; the daemon's log has the traceback"
@@ -55,8 +54,6 @@ class Services:
     connections: Sized
     """The open ones."""
     looks: Looks
-    nodes: Nodes
-    """The nodes of the fleet, for the clients that ask for it."""
     _threads: dict[int, trio.CapacityLimiter] = field(default_factory=dict)
 
     def threads_of(self, uid: int) -> trio.CapacityLimiter:
@@ -198,6 +195,7 @@ class Asker:
                 self.reply(answer)
             case m.Allowances():
                 if self.runtime.spool.charges.write():
+                    answer.id = self.id
                     self.reply(answer)
                 else:  # what is given must be on record: else the next daemon gives it again
                     self.fail(

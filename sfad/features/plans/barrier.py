@@ -21,9 +21,8 @@ from ...core.state.run import Run, WindowHold
 from ...protocol import types
 from ...protocol.event_types import EventType
 from ...protocol.known import provider_of
-from ...protocol.requests.fleet import SharedSubscription
 from ...protocol.requests.gateway import AdmitCall, EndCall, SeeSubscription
-from ...protocol.requests.subscriptions import Provider, SeenWindow
+from ...protocol.requests.subscriptions import Provider, SeenWindow, SharedSubscription
 from ...protocol.types import LimitKind, RunId, Severity, Status
 from .feature import NAME, Kept, PlansConfig
 from .windows import (
@@ -72,8 +71,9 @@ class WindowBar:
 
 
 class Subscriptions(Barrier):
-    def __init__(self, components: Components) -> None:
-        self._ctx, self._lifecycle, self._pausing, self._limit_holds, self._limits = components
+    def __init__(self, core: Components) -> None:
+        self._ctx, self._lifecycle, self._pausing = core.context, core.lifecycle, core.pausing
+        self._limit_holds, self._limits = core.limit_holds, core.limits
         self._ctx.readings.append(self._measured)
         self.known: dict[str, Subscription] = {}
         """By their keys."""

@@ -190,7 +190,7 @@ class Spawn(Request, tag="spawn"):
     counts instead of that of the ended run."""
 
 
-OF_FEATURES = ("on_end", "isolation", "worktree")
+OF_FEATURES = ("on_end", "isolation", "worktree", "ship")
 """Fields of `Spawn` that a feature carries out. A daemon without it refuses them."""
 
 

@@ -29,7 +29,7 @@ from ....protocol.messages import (
     SubscriptionList,
 )
 from ....protocol.types import BudgetState, QuotaState, Status
-from ...loop.gateways import Gateways
+from ...gateway.gateways import Gateways
 from ..asker import Asker, answers
 from ..checks import MAX_SECONDS
 from .steering import own_scope

@@ -14,7 +14,6 @@ from ....protocol.errors import (
     RequestError,
     bad_request,
     check_most,
-    unavailable,
     wrong_state,
 )
 from ....protocol.messages import (
@@ -157,11 +156,6 @@ def _around(asker: Asker, request: Spawn, session: SessionAsked | None) -> Surro
     runtime, peer, earlier = asker.runtime, asker.peer, None
     if request.continues is not None:
         earlier, request, peer = _continued(asker, request, session)
-    if request.placing is not None and not runtime.fleet.enabled:
-        raise unavailable(
-            "this daemon is in no fleet: set fleet.address in its config (docs/fleet.md), "
-            "or leave out --fleet and --on"
-        )
     return runtime.starting.around(
         _with_awaited(asker, request),
         peer,
