@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-import secrets
 import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -87,6 +86,18 @@ class Bounds:
 UNBOUND = Bounds()
 
 
+_nonces: list[str] = []
+"""Nonces that no run has yet: getrandom(2) is asked for many at a time."""
+os.register_at_fork(after_in_child=_nonces.clear)
+
+
+def new_nonce() -> str:
+    """Return the random part of a run's cookie: 64 bits, hexadecimal."""
+    if not _nonces:
+        _nonces.extend(os.urandom(8 * 256).hex(" ", 8).split())
+    return _nonces.pop()
+
+
 @dataclass(frozen=True, slots=True)
 class LaunchSpec:
     """One attempt at a run's command. The descriptors stay the caller's; the launcher duplicates
@@ -115,7 +126,7 @@ class LaunchSpec:
     the command in there (`helper.completed`)."""
     user: Credentials | None = None
     """Who executes the command; `None` is the daemon's own user."""
-    nonce: str = field(default_factory=lambda: secrets.token_hex(8))
+    nonce: str = field(default_factory=new_nonce)
     """The random part of the run's cookie, hexadecimal: the same for all attempts, so that the next
     daemon finds the run by it."""
 

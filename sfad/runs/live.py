@@ -19,7 +19,7 @@ from ..agents.setup_reader import NO_SETUPS, TreeSetups
 from ..core.state.run import Run
 from ..host.descriptors import close_soon
 from ..processes.credentials import Credentials
-from ..processes.launcher import Bounds, Launcher
+from ..processes.launcher import Bounds, Launcher, new_nonce
 from ..protocol.known import NO_METER
 from ..protocol.messages import Spawn
 from ..protocol.types import (
@@ -249,7 +249,7 @@ class Live:
     created_at: datetime
     program: AgentProgram | None = None
     """The agent program whose events its stdout holds."""
-    nonce: str = field(default_factory=lambda: os.urandom(8).hex())
+    nonce: str = field(default_factory=new_nonce)
     """The random part of its cookie (`LaunchSpec.nonce`)."""
     order: Spawn | None = None
     """Of a run that is to execute on another machine: what was asked."""
