@@ -214,6 +214,7 @@ class UsePricing:
         dearest = max(names, key=lambda name: prices.cost(name, tokens) or 0.0)
         cost = prices.price(dearest, tokens)
         stands_in = dearest not in {request.model, request.served}
+        stands_in |= not all(map(prices.knows, request.others))
         estimated = stands_in or (cost is not None and cost.sure < cost.usd)
         return prices.source(dearest), estimated
 
