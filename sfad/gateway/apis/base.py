@@ -340,6 +340,11 @@ class Api(ABC):
     deletes."""
     factors: Factors
 
+    def at(self, host: str) -> "Api":
+        """Return the format as a server has it."""
+        del host
+        return self
+
     def path(self, path: str) -> str:
         """Return the path that the provider has for a program's path."""
         return path

@@ -99,6 +99,11 @@ class _ChatApi(Api):
     (https://learn.microsoft.com/azure/ai-foundry/openai/reference)."""
     free = OPENAI_FREE
     factors = OPENAI_FACTORS
+    maximum = "max_completion_tokens"
+    """The field for a maximum output, where a request has none."""
+
+    def at(self, host: str) -> Api:
+        return _MISTRAL if host == "mistral.ai" or host.endswith(".mistral.ai") else self
 
     def asked(self, path: re.Match[str], body: bytes) -> ModelCall:
         request = RequestFields(body)
@@ -135,7 +140,7 @@ class _ChatApi(Api):
             if bytes(request.get(name, b"null")) != b"null"
         ]
         return msgspec.json.encode(
-            request | dict.fromkeys(names or ["max_completion_tokens"], encoded(tokens))
+            request | dict.fromkeys(names or [self.maximum], encoded(tokens))
         )
 
     def completed(self, body: bytes) -> bytes:
@@ -249,5 +254,16 @@ def _cites(annotation: Any) -> bool:
     return isinstance(annotation, dict) and annotation.get("type") == "url_citation"
 
 
+class _MistralApi(_ChatApi):
+    """Mistral answers 422 to fields that it does not know
+    (https://github.com/openai/openai-agents-python/issues/442), and tells the usage of each
+    stream."""
+
+    maximum = "max_tokens"
+
+    def completed(self, body: bytes) -> bytes:
+        return body
+
+
 _COMPLETION = LenientDecoder(_ChatCompletion)
-CHAT = _ChatApi()
+CHAT, _MISTRAL = _ChatApi(), _MistralApi()
