@@ -122,7 +122,8 @@ class UsePricing:
 
         estimated = model != request.model
         if estimated and request.run in self.runs:
-            self.runs[request.run].notices.unpriced(PriceGaps(estimated={request.model: model}))
+            gaps = PriceGaps(estimated={request.model: model})
+            self.runs[request.run].notices.unpriced(gaps, replies=True)
         return CallPrice(
             to_nanos(request.factor * likely),
             ceil(request.factor * million * 1000),

@@ -206,8 +206,9 @@ def anthropic_usage(usage: Any) -> Said:
         long=long,
         output=told.count("output_tokens"),
     )
-    # how long the rest is kept that no lifetime has is not told
-    tokens = replace(sure, long_write=written - short) if long or short else sure
+    # beside those for an hour, the rest is for five minutes; beside these, nothing tells that
+    rest = written - short if lives.get("ephemeral_5m_input_tokens") is not None else long
+    tokens = replace(sure, long_write=rest) if long or short else sure
     searches = told.inner("server_tool_use").count("web_search_requests")
     cost = _said_cost(told)
     return Said(tokens, sure, frozenset(told.lost), cost, bool(long or short), searches)

@@ -187,7 +187,7 @@ def test_a_cache_for_an_hour() -> None:
     usage = {
         "input_tokens": 1,
         "cache_creation_input_tokens": 30,
-        "cache_creation": {"ephemeral_1h_input_tokens": 20, "ephemeral_5m_input_tokens": 10},
+        "cache_creation": {"ephemeral_1h_input_tokens": 20},
     }
     for event in (
         {"type": "message_start", "message": {"usage": usage}},
