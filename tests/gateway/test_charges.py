@@ -11,7 +11,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import brotli  # type: ignore[import-untyped]
@@ -2641,6 +2641,126 @@ def test_a_call_is_charged_what_its_provider_bills(
         assert cost >= 0.99 * row.right
     if row.mark == "≥":
         assert cost <= 1.01 * row.right
+
+
+RICH = [
+    a(
+        "all fields",
+        {
+            "input_tokens": 10_000,
+            "output_tokens": 1000,
+            "cache_read_input_tokens": 50_000,
+            "cache_creation_input_tokens": 40_000,
+            "cache_creation": {
+                "ephemeral_1h_input_tokens": 30_000,
+                "ephemeral_5m_input_tokens": 10_000,
+            },
+            "server_tool_use": {"web_search_requests": 2},
+        },
+        COST_A + usd((50_000, 0.1), (30_000, 2.0), (10_000, 1.25)) + 0.02,
+        ANTHROPIC_CACHES,
+    ),
+    c(
+        "all fields",
+        SPOKEN
+        | {
+            "total_tokens": 25_600,
+            "prompt_tokens_details": {
+                "audio_tokens": 18_000,
+                "cached_tokens": 10_000,
+                "cached_tokens_details": {"audio_tokens": 9000, "text_tokens": 1000},
+            },
+        },
+        usd((600, 4.0), (1000, 0.4), (9000, 32.0), (9000, 0.4), (2000, 16.0), (4000, 64.0)),
+        OPENAI_PRICES,
+        model="gpt-realtime",
+    ),
+    c(
+        "all fields of Alibaba",
+        {
+            "prompt_tokens": 100_000,
+            "completion_tokens": 5000,
+            "prompt_tokens_details": {
+                "cached_tokens": 60_000,
+                "cache_creation_input_tokens": 30_000,
+                "cache_creation": {"ephemeral_5m_input_tokens": 30_000},
+            },
+        },
+        usd((10_000, 1.8), (60_000, 0.36), (30_000, 2.25), (5000, 9.0)),
+        QWEN_CACHE,
+        model="qwen3-coder-plus",
+    ),
+    c(
+        "all fields of Moonshot",
+        PLAIN_C | {"total_tokens": 101_000, "cached_tokens": 60_000},
+        usd((40_000, 0.95), (60_000, 0.16), (1000, 4.0)),
+        MOONSHOT,
+        model="kimi-k2.6",
+    ),
+    c(
+        "all fields of a router",
+        PLAIN_C | {"cost": 0.5, "is_byok": True, "cost_details": {"upstream_inference_cost": 0.25}},
+        0.75,
+        OPENROUTER,
+    ),
+    r(
+        "all fields",
+        PLAIN_R
+        | {
+            "total_tokens": 101_000,
+            "input_tokens_details": {"cached_tokens": 60_000},
+            "output_tokens_details": {"reasoning_tokens": 500},
+        },
+        usd((40_000, 1.25), (60_000, 0.125), (1000, 10.0)),
+        RESPONSE_OBJECT,
+    ),
+    g(
+        "all fields",
+        {
+            "promptTokenCount": 100_000,
+            "candidatesTokenCount": 4000,
+            "thoughtsTokenCount": 1000,
+            "toolUsePromptTokenCount": 5000,
+            "cachedContentTokenCount": 60_000,
+            "totalTokenCount": 110_000,
+            "promptTokensDetails": by(audio=30_000, text=70_000),
+            "toolUsePromptTokensDetails": by(text=5000),
+            "cacheTokensDetails": by(audio=20_000, text=40_000),
+            "candidatesTokensDetails": by(text=4000),
+        },
+        usd((10_000, 1.0), (20_000, 0.1), (35_000, 0.3), (40_000, 0.03), (5000, 2.5)),
+        GEMINI_USAGE,
+    ),
+]
+ODD = ("x", "12", -5, True, 0.5, 10**30, 1e300, [1, 2], [[None]])
+
+
+def damaged(usage: Any) -> Iterator[Any]:
+    """Yield an object with each of its fields in turn as it must not be."""
+    parts = usage.items() if isinstance(usage, dict) else enumerate(usage)
+    for name, value in [*parts]:
+        inside = damaged(value) if isinstance(value, dict | list) else ()
+        for odd in (*ODD, *inside):
+            if not (name in {"cost", "upstream_inference_cost"} and odd in ("12", 0.5)):
+                copy: Any = usage.copy()
+                copy[name] = odd
+                yield copy
+
+
+@pytest.mark.parametrize("row", RICH, ids=str)
+def test_whatever_field_cannot_be_read(pricing: UsePricing, row: Row) -> None:
+    """What is charged without it is no exact figure, and is marked on the right side."""
+    tried = 0
+    for usage in (row.usage, *damaged(row.usage)):
+        use = charged(pricing, ended(replace(row, usage=usage), streamed=tried % 2 == 1))
+        cost, sure = to_usd(use.cost), to_usd(use.sure_of(LimitKind.COST))
+        assert cost is not None
+        assert sure is not None
+        assert sure <= 1.01 * row.right, usage
+        assert use.partial or cost >= 0.99 * row.right, usage
+        assert use.at_most or cost <= 1.01 * row.right, usage
+        tried += 1
+    assert tried > 20
 
 
 def test_the_table_is_long_enough() -> None:
