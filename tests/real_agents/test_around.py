@@ -155,7 +155,7 @@ def test_so_is_one_whose_reply_is_over_at_once(
 ) -> None:
     """Providers keep a connection for the next call, and the command that the model wants to have
     executed takes a while."""
-    monkeypatch.setattr("tests.real_agents.model._Handler.protocol_version", "HTTP/1.1")
+    monkeypatch.setattr("tests.real_agents.model.Handler.protocol_version", "HTTP/1.1")
     at = desk(config=CONFIG, mode=containment, opencode=repeat(Shell("sleep 20")))
     command = script(at, HOW["exec"].format(cleared(at, OPENCODE.as_text)))
     at.sfactl("run", "--limit", f"cost={LIMIT}", "--timeout", "2m", *command)
