@@ -859,7 +859,7 @@ class Exchange:
 
     def _relay(self, response: httpx2.Response) -> "_Relay":
         coding = response.headers.get("content-encoding", "")
-        if self._takes_out_usage and response.status_code == HTTPStatus.OK:
+        if self._takes_out_usage and response.is_success:
             with suppress(UnreadableBodyError):  # an encoding that the gateway does not know
                 return _WithoutUsage(response, Coding(coding))
         return _Relay(response)

@@ -147,6 +147,14 @@ async def test_who_sent_the_option_gets_the_refusal() -> None:
         assert (answer.status, answer.body, len(provider.requests)) == (400, UNKNOWN, 1)
 
 
+async def test_a_stream_with_another_status_of_success() -> None:
+    begins = SSE.replace(b"200 OK", b"201 Created")
+    provider = Provider(saying(begins, *map(chunk, REPLY), b"0\r\n\r\n"))
+    async with house(provider, api="openai-chat") as the:
+        answer = await the.ask(post(PATH, asked()))
+        assert (answer.status, answer.body) == (201, REPLY[0] + REPLY[1] + REPLY[3])
+
+
 async def test_a_document_instead_of_a_stream() -> None:
     body = json.dumps({"choices": [], "usage": USED}).encode()
     raw = reply(body, b"Content-Type: application/json")

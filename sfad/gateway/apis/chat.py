@@ -12,6 +12,7 @@ from .base import (
     CHAT_SEARCH,
     IMAGE_OUTPUT,
     LEAST_SEARCH,
+    MAX_FIELDS,
     MAX_TOOL_USES,
     MODEL_MAX,
     Api,
@@ -228,7 +229,7 @@ class _ChatReader(ReplyReader):
         groq = completion.x_groq.usage if completion.x_groq is not None else None
         places = (completion.usage, groq, *(choice.usage for choice in completion.choices))
         usage = next((each for each in places if isinstance(each, dict) and each), None)
-        if usage is not None:
+        if usage is not None and len(self._usage) <= MAX_FIELDS:
             # some repeat a part of it, or zeros, after its cost
             self._usage |= {
                 name: told for name, told in usage.items() if told or name not in self._usage
