@@ -122,7 +122,8 @@ class UsePricing:
 
         estimated = model != request.model
         if estimated and request.run in self.runs:
-            self.runs[request.run].notices.unpriced(PriceGaps(estimated={request.model: model}))
+            gaps = PriceGaps(estimated={request.model: model})
+            self.runs[request.run].notices.unpriced(gaps, replies=True)
         return CallPrice(
             to_nanos(request.factor * likely),
             ceil(request.factor * million * 1000),
@@ -214,6 +215,7 @@ class UsePricing:
         dearest = max(names, key=lambda name: prices.cost(name, tokens) or 0.0)
         cost = prices.price(dearest, tokens)
         stands_in = dearest not in {request.model, request.served}
+        stands_in |= not all(map(prices.knows, request.others))
         estimated = stands_in or (cost is not None and cost.sure < cost.usd)
         return prices.source(dearest), estimated
 
