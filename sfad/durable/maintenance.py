@@ -170,20 +170,26 @@ class MaintenanceJobs:
         pruner, dry = Pruner(self.ledger.file.directory, self._errand, _copy_pause), wanted.dry_run
         cutoff = self.now() - timedelta(seconds=wanted.older_than or 0)
         live = trio.from_thread.run_sync(lambda: frozenset(self.live()))
-        trees = [
-            tree
-            for tree in pruner.choose(cutoff, keep=wanted.keep, uid=uid)
-            if live.isdisjoint(run_id(run.number) for run in tree)
-        ]
-        runs = [run_id(run.number) for tree in trees for run in tree]
-        # output first: a row without output can be pruned again, output without its row would stay
-        files, freed = remove(self.output.directory, runs, dry=dry, between=_copy_pause)
-        kept = trio.from_thread.run_sync(self.kept)
-        freed += sum(each.remove(runs, dry=dry) for each in kept)
-        deleted = pruner.remove(trees, dry=dry)
+        with pruner.choose(cutoff, keep=wanted.keep, uid=uid, live=live) as chosen:
+            files = freed = 0
+            kept = trio.from_thread.run_sync(self.kept)
+            # output first: a row without output can be pruned again, output without its row would
+            # stay
+            for numbers in chosen.batches():
+                runs = list(map(run_id, numbers))
+                count, size = remove(self.output.directory, runs, dry=dry, between=_copy_pause)
+                files, freed = files + count, freed + size
+                freed += sum(each.remove(runs, dry=dry) for each in kept)
+            deleted = pruner.remove(chosen, dry=dry)
+            if not dry:
+                # a power failure may lose what is in the log only, and then only the spool has the
+                # runs' ends
+                pruner.checkpoint()
+                for numbers in chosen.batches():
+                    trio.from_thread.run_sync(forget, list(map(run_id, numbers)))
         pruned = Pruned(
             id=wanted.id,
-            trees=len(trees),
+            trees=chosen.trees,
             runs=deleted.runs,
             events=deleted.events,
             files=files,
@@ -192,10 +198,6 @@ class MaintenanceJobs:
         )
         if dry:
             return pruned
-        # a power failure may lose what is in the log only, and then only the spool has the runs'
-        # ends
-        pruner.checkpoint()
-        trio.from_thread.run_sync(forget, runs)
         before = self.ledger.records.size_bytes
         pruner.compact()
         shrunk = max(0, before - self.ledger.records.size_bytes)

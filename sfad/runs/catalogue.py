@@ -4,6 +4,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import islice
 from typing import NamedTuple
 
 import trio
@@ -124,6 +125,8 @@ class Listed(NamedTuple):
     """`RunList.next`"""
     limits: bool
     """Whether rows are whole; see `row_of`."""
+    queued: int = 0
+    """`RunList.queued`"""
 
     def rows(self, live: Iterable[RunInfo]) -> list[Raw]:
         """Return the ended runs and these live ones as they are sent, oldest first."""
@@ -138,6 +141,20 @@ def _is_stopped(pid: int | None) -> bool:
     except OSError:
         return False
     return found is not None and found.state == "T"
+
+
+def _may_be_in(page: Page, live: Live) -> bool:
+    """Decide by what a filter of a page names and a run does not change. To show a run takes twenty
+    times as long as to ask for these."""
+    query, asked = page.query, live.run.asked
+    return (
+        (not query.status or live.run.status in query.status)
+        and means(query.name, query.labels, live.run.name, asked.identity.labels)
+        and query.user in (None, live.run.user)
+        and query.group in (None, asked.queueing.group)
+        and (asked.session is not None or not query.sessions)
+        and (page.within is None or page.within in live.lineage_ids)
+    )
 
 
 Holds = Callable[[Run, float], tuple[Hold, ...]]
@@ -383,10 +400,18 @@ class RunCatalogue:
     ) -> Listed:
         """Return the runs of a page. `footprints`: of live runs, where they are to be shown;
         `limits`: see `row_of`."""
-        found = self.page(page)
-        live = self.with_totals(info for info, _ in self._live(page, footprints or {}))
+        found, queued = self.page(page), 0
+        if page.up:
+            between = self._live_between(page, found.reached, footprints or {})
+            shown = dict(islice(between, max(0, page.query.rows) + 1))
+            found = Selection.of(page, list(shown), found.ended, found.reached)
+            live = self.with_totals(shown[number] for number in found.live)
+        else:
+            queued = self._queued_beyond(page)
+            live = self.with_totals(info for info, _ in self._live(page, footprints or {}))
         ended = self._rows([number for number, _ in found.ended], limits=limits)
-        return Listed(ended, live, run_id(found.reached) if found.reached else None, limits)
+        more = run_id(found.reached) if found.reached else None
+        return Listed(ended, live, more, limits, queued)
 
     def unwritten(self, page: Page) -> Unwritten:
         """Return the runs of a page that are not in the ledger's file as they are now."""
@@ -409,13 +434,52 @@ class RunCatalogue:
     def _live(
         self, page: Page, footprints: Mapping[RunId, Footprint]
     ) -> Iterator[tuple[RunInfo, Live]]:
-        now = trio.current_time()
-        for run, live in self.live.items():
-            if not page.scope.admits(live.uid, live.lineage_ids):
-                continue
-            info = self._with_signs(self._info(live, now, footprints.get(run)), live)
-            if page.admits(info, live.uid, live.lineage_ids):
-                yield info, live
+        """Yield the live runs of a page, but of queued ones only as many as it asks for."""
+        now, left = trio.current_time(), page.query.queued
+        for live in self.live.values():
+            if left is not None and live.run.status is Status.QUEUED:
+                if left <= 0:
+                    continue
+                left -= 1 if (found := self._shown_in(page, live, now, footprints)) else 0
+            else:
+                found = self._shown_in(page, live, now, footprints)
+            if found is not None:
+                yield found, live
+
+    def _live_between(
+        self, page: Page, reached: int, footprints: Mapping[RunId, Footprint]
+    ) -> Iterator[tuple[int, RunInfo]]:
+        """Yield the live runs between the start of a page and a number, by their numbers."""
+        now, start = trio.current_time(), page.start
+        for number in sorted(map(run_number, self.live)):
+            if reached and number > reached:
+                return
+            if number > start:
+                live = self.live[run_id(number)]
+                if (found := self._shown_in(page, live, now, footprints)) is not None:
+                    yield number, found
+
+    def _shown_in(
+        self, page: Page, live: Live, now: float, footprints: Mapping[RunId, Footprint]
+    ) -> RunInfo | None:
+        if not (page.scope.admits(live.uid, live.lineage_ids) and _may_be_in(page, live)):
+            return None
+        info = self._with_signs(self._info(live, now, footprints.get(live.run.id)), live)
+        return info if page.admits(info, live.uid, live.lineage_ids) else None
+
+    def _queued_beyond(self, page: Page) -> int:
+        """Return how many queued runs a page leaves out, by what is known of them without a look at
+        each."""
+        most = page.query.queued
+        if most is None or page.query.before is not None:
+            return 0
+        queued = sum(
+            live.run.status is Status.QUEUED
+            and page.scope.admits(live.uid, live.lineage_ids)
+            and _may_be_in(page, live)
+            for live in self.live.values()
+        )
+        return max(0, queued - max(0, most))
 
     def page(self, page: Page) -> Selection:
         """Return a page of the ledger, with the ended runs that it could not admit. Of live ones,
@@ -429,7 +493,7 @@ class RunCatalogue:
             if page.admits(ended.info, ended.uid, ended.lineage_ids)
         )
         ended = [*found.ended, *((run_number(each.info.id), 0) for each in more)]
-        return Selection.of(found.live, ended, page.query.rows, found.reached)
+        return Selection.of(page, found.live, ended, found.reached)
 
     def _rows(self, numbers: Sequence[int], *, limits: bool) -> dict[int, Raw]:
         """Return ended runs as they are sent."""

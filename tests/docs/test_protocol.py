@@ -30,6 +30,7 @@ from sfad.protocol import messages as m
 from sfad.protocol.framing import MAX_REPLY, MAX_REQUEST, VERSION, FrameDecoder
 from sfad.protocol.types import ErrorCode
 from sfad.runs import live
+from sfad.storage.ledger.queries import MAX_EVENTS, MAX_WALKED
 from tests import all_messages
 from tests.docs import notation
 from tests.docs.examples import EXAMPLES
@@ -119,6 +120,10 @@ def test_bounds() -> None:
         "bytes of all files of a run (`put_files`, `fetch_files`)": "`fleet.ship_max`",
         "archives of one user that no run has named": f"{MOST_UNCLAIMED}",
         "ended runs in a page of a `list`": f"{MAX_ROWS:,}".replace(",", " "),
+        "rows, or entries of an index, that a page of a `list` looks at": (
+            f"{MAX_WALKED:,}".replace(",", " ")
+        ),
+        "events that a page of `events` looks at": f"{MAX_EVENTS:,}".replace(",", " "),
         "bytes of output read for a `result`, and of its text": f"{MAX_RESULT // mib} MiB",
     }
     assert {row[0]: row[1] for row in rows(shared)} == {

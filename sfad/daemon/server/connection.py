@@ -53,6 +53,7 @@ class RunRows(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="
     id: int
     runs: list[Raw]
     next: RunId | None = None
+    queued: int = 0
 
 
 class Looks:

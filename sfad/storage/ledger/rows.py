@@ -463,6 +463,25 @@ def number_of(text: str) -> int:
     return number if number <= _HIGHEST else 0
 
 
+def _horner(length: int) -> str:
+    """Return the number of an id with this many digits in SQL. `{0}`: the id."""
+    found = ""
+    for place in range(2, length + 2):
+        digit = f"instr('{_DIGITS}', substr({{0}}, {place}, 1)) - 1"
+        found = f"({found}) * 32 + {digit}" if found else digit
+    return found
+
+
+_DIGITS = "".join(run_id(32 + digit)[-1] for digit in range(32))
+NUMBER_OF = (
+    "CASE length({0}) "
+    + " ".join(f"WHEN {length + 1} THEN {_horner(length)}" for length in range(1, 8))
+    + " END"
+)
+"""The number of an id in SQL, to be formatted with its column; NULL for more than 34 thousand
+million runs. A function in Python would take the interpreter's lock for each row."""
+
+
 def numbers_of(prefix: str) -> tuple[int, int] | None:
     """Return the lowest and the highest number whose id begins with `prefix`, or `None` if no id
     does.

@@ -143,7 +143,7 @@ _LIVE = [status for status in Status if not status.terminal]
 
 async def tell_events(nodes: Nodes, names: Names, asker: Asker, request: m.Events) -> None:
     """Answer with the events of all nodes, and go on with what happens, if the request follows."""
-    if request.after:
+    if request.after or request.before:
         raise bad_request(
             "the nodes of a fleet number their events each for itself: "
             "say since which time, or follow them from now on"

@@ -264,20 +264,23 @@ class FleetClient:
             await self._tree(asker, request)
             return
         await self._nodes.look()
-        left = left_of(request.before, self._nodes.names)
+        up = request.after is not None
+        left = left_of(request.after or None if up else request.before, self._nodes.names)
 
         async def page(node: str) -> m.RunList:
-            wanted = replace(request, before=left[node] or None)
+            way = {"after": left[node]} if up else {"before": left[node] or None}
+            wanted = replace(request, **way)
             return await self._nodes.ask(node, wanted, m.RunList)
 
         over = [node for node, last in left.items() if last == OVER]
         pages, unanswered = await self._nodes.each(page, without=over)
-        first = request.before is None
-        found = page_of(pages, left, self._names, first=first)
+        first = request.before is None and not request.after
+        found = page_of(pages, left, self._names, first=first, up=up)
         found.unanswered = unanswered
         if first:
             self._add_unheard(found, request)
-            if replace(request, rows=0, live=False, limits=True) == m.List(id=request.id, rows=0):
+            plain = replace(request, rows=0, live=False, limits=True, queued=None)
+            if plain == m.List(id=request.id, rows=0):
                 for node, each in pages.items():
                     self._nodes.note_heard(node, each.runs, wall_clock())
         self._reply(asker, found)
@@ -296,7 +299,9 @@ class FleetClient:
         node, run = await self._find(request.root, executes=False)
         top = await self._info(node, run)
         since = max(request.since or 0.0, top.created_at.timestamp() - CLOCKS)
-        wanted = replace(request, root=None, since=since, rows=PAGE, before=None)
+        wanted = replace(
+            request, root=None, since=since, rows=PAGE, before=None, after=None, queued=None
+        )
 
         async def pages(node: str) -> m.RunList:
             found: dict[str, RunInfo] = {}

@@ -1,5 +1,6 @@
 """What several nodes have told, as one."""
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -29,21 +30,31 @@ def left_of(cursor: str | None, nodes: Iterable[str]) -> dict[str, str]:
 
 
 def page_of(
-    pages: Mapping[str, m.RunList], left: Mapping[str, str], names: Names, *, first: bool
+    pages: Mapping[str, m.RunList],
+    left: Mapping[str, str],
+    names: Names,
+    *,
+    first: bool,
+    up: bool = False,
 ) -> m.RunList:
-    """Return the pages of several nodes as one: the runs since the same time. A run of which two
-    nodes tell is told by the one that executes it. `left`: of the request."""
-    begins = max((_begin(page) for page in pages.values() if page.next), default=0.0)
+    """Return the pages of several nodes as one: the runs since the same time, or where pages lead
+    `up`, until then. A run of which two nodes tell is told by the one that executes it. `left`: of
+    the request."""
+    ends = [_end(page, up=up) for page in pages.values() if page.next]
+    until = (min(ends, default=math.inf)) if up else max(ends, default=0.0)
     after, shown = dict(left), []
     for node, page in pages.items():
-        live = [run for run in page.runs if not run.status.terminal]
+        live = [] if up else [run for run in page.runs if not run.status.terminal]
         ended = [
-            run for run in page.runs if run.status.terminal and run.created_at.timestamp() >= begins
+            run
+            for run in page.runs
+            if (up or run.status.terminal)
+            and (_created(run) <= until if up else _created(run) >= until)
         ]
         if len(ended) + len(live) == len(page.runs):
             after[node] = page.next or OVER
         elif ended:
-            after[node] = ended[0].id
+            after[node] = ended[-1 if up else 0].id
         shown.append((node, [*ended, *live] if first else ended))
     for node, runs in shown:
         names.learn(node, runs)
@@ -59,16 +70,21 @@ def page_of(
     more = any(last != OVER for last in after.values())
     return m.RunList(
         id=0,
-        runs=sorted(runs, key=lambda run: run.created_at),
+        runs=sorted(runs, key=_created),
         next=",".join(f"{node}/{last}" for node, last in after.items()) if more else None,
+        queued=sum(page.queued for page in pages.values()),
     )
 
 
-def _begin(page: m.RunList) -> float:
-    """Return when the oldest ended run of a page was created."""
-    return min(
-        (run.created_at.timestamp() for run in page.runs if run.status.terminal), default=0.0
-    )
+def _created(run: RunInfo) -> float:
+    return run.created_at.timestamp()
+
+
+def _end(page: m.RunList, *, up: bool) -> float:
+    """Return when the oldest ended run of a page was created, or the newest run."""
+    if up:
+        return max(map(_created, page.runs), default=math.inf)
+    return min((_created(run) for run in page.runs if run.status.terminal), default=0.0)
 
 
 def _executes_on(run: RunInfo, nodes: Collection[str]) -> bool:
