@@ -30,6 +30,8 @@ class Prepared(Struct):
     """What the core decides about."""
     program: AgentProgram | None = None
     """The program whose output a meter reads."""
+    for_recall: bytes | None = None
+    """The request as the ledger keeps it; `None` if that is too large."""
 
     @classmethod
     def of(cls, order: Spawn) -> Self:

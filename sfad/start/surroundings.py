@@ -41,8 +41,10 @@ class Surroundings:
     """The run above whose stdout holds what the run to be prints."""
     printed_as_text: bool = False
     """It holds the text alone of an agent whose events the meter knows."""
+    waits: Callable[[], object] = lambda: None
+    """Called before anything is awaited: the answer comes later."""
     aside: Callable[[], Awaitable[None]] = _at_once
-    """Called before anything is awaited (`Background.begin`)."""
+    """The same, and what follows is a task (`Background.begin`). What waits in a `Line` is none."""
     live: Mapping[RunId, Live]
     agents: Mapping[str, Registered]
     find: Callable[[str], RunInfo | None]

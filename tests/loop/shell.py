@@ -53,7 +53,10 @@ async def shell(
         OutputFiles(directory / "output"), launcher, early_events, str(directory / "s"),
         str(directory), lambda: None, Counts(), Damages(print), everyone,
     )  # fmt: skip
-    runtime = Runtime(resources, loaded, shut_down=lambda: None, read_config=lambda: (loaded, []))
+    runtime = Runtime(
+        resources, loaded, shut_down=lambda: None,
+        read_config=lambda: (configuration.load([directory / "sfad.toml"]), []),
+    )  # fmt: skip
     early_events.pass_on(runtime.launcher_events.arrived)
     with trio.fail_after(PATIENCE):
         async with trio.open_nursery() as nursery:

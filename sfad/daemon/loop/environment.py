@@ -1,6 +1,8 @@
 """The environment of a run: what the client sent, without variables of the daemon or of another
 run, plus SFA_*."""
 
+from functools import lru_cache
+
 from ...agents import OWN_SERVERS
 from ...features.listed import FEATURES
 from ...protocol.known import TIME_SAID
@@ -23,15 +25,53 @@ _OWN = (
 def run_environment(live: Live, *, socket: str, deadline: float) -> list[bytes]:
     """Return `KEY=VALUE` for execve(2). `deadline` is in Unix seconds. The daemon does not trust
     these variables itself."""
-    told = _told(live, socket, deadline)
-    kept = [
-        item
-        for item in live.command.env
-        if not item.startswith(_FOREIGN) and not item.startswith(_OWN)
-    ]
+    run, output = live.run, live.output
+    lineage, terms = run.lineage, run.asked.terms
+    above = lineage[:-1]
+    # without the run itself: an agent that looks for its own name in the chain must not find itself
+    chain = (
+        [*run.claimed_chain, *[each.identity[1] for each in above]]
+        if above
+        else (run.claimed_chain)
+    )
+    told = {
+        "SFA_RUN_ID": run.id,
+        "SFA_ROOT_ID": lineage[0].id,
+        "SFA_PARENT_ID": above[-1].id if above else "",
+        # what the loop rule compares: a container passes it back in a claim
+        "SFA_NAME": run.identity[1],
+        "SFA_DEPTH": str(len(above) + run.root.birth.claimed_depth),
+        "SFA_MAX_DEPTH": str(run.birth.max_depth.value),
+        "SFA_MAX_DESCENDANTS": str(run.birth.max_descendants.value),
+        "SFA_CALL_CHAIN": ",".join(chain),
+        "SFA_DEADLINE": f"{deadline:.0f}",
+        "SFA_ATTEMPT": str(run.attempt),
+        "SFA_SOCKET": socket,
+    }
+    if terms.allowed_tools:
+        told["SFA_ALLOWED_TOOLS"] = ",".join(terms.allowed_tools)
+    if terms.blocked_tools:
+        told["SFA_BLOCKED_TOOLS"] = ",".join(terms.blocked_tools)
+    if not output.log:
+        told["SFA_NO_LOG"] = "1"
+    if output.quiet:
+        told["SFA_QUIET"] = "1"
+    if run.time_said:
+        told[TIME_SAID] = f"{min(each.allowed_time for each in lineage):.15g}"
+    for name, text in live.command.placeholders.items():
+        told[f"SFA_{name.upper()}"] = text
+    env = [*_kept(tuple(live.command.env))]
+    for name, text in told.items():
+        env.append(f"{name}={text}".encode(errors="surrogateescape"))
+    return env
+
+
+@lru_cache(maxsize=1)  # runs of a shell loop have the same
+def _kept(env: tuple[bytes, ...]) -> list[bytes]:
+    """Return what a run keeps of what its client sent."""
+    kept = [item for item in env if not item.startswith(_FOREIGN + _OWN)]
     set_by_client = {item.partition(b"=")[0] for item in kept}
-    kept += [item for name, item in _ALONE.items() if name not in set_by_client]
-    return kept + [f"{key}={value}".encode(errors="surrogateescape") for key, value in told]
+    return kept + [item for name, item in _ALONE.items() if name not in set_by_client]
 
 
 _ALONE = {
@@ -40,39 +80,3 @@ _ALONE = {
     for name, value in server.variables.items()
 }
 """Variables with which programs hand nothing to servers of their own."""
-
-
-def _told(live: Live, socket: str, deadline: float) -> list[tuple[str, str]]:
-    run, output = live.run, live.output
-    lineage, terms = run.lineage, run.asked.terms
-    told = [
-        ("SFA_RUN_ID", run.id),
-        ("SFA_ROOT_ID", lineage[0].id),
-        ("SFA_PARENT_ID", run.parent.id if run.parent is not None else ""),
-        # what the loop rule compares: a container passes it back in a claim
-        ("SFA_NAME", run.identity[1]),
-        ("SFA_DEPTH", str(len(lineage) - 1 + run.root.birth.claimed_depth)),
-        ("SFA_MAX_DEPTH", str(run.birth.max_depth.value)),
-        ("SFA_MAX_DESCENDANTS", str(run.birth.max_descendants.value)),
-        # without the run itself: an agent that looks for its own name in the chain must not find
-        # itself
-        (
-            "SFA_CALL_CHAIN",
-            ",".join([*run.claimed_chain, *(r.identity[1] for r in lineage[:-1])]),
-        ),
-        ("SFA_DEADLINE", f"{deadline:.0f}"),
-        ("SFA_ATTEMPT", str(run.attempt)),
-        ("SFA_SOCKET", socket),
-    ]
-    optional = [
-        ("SFA_ALLOWED_TOOLS", ",".join(terms.allowed_tools)),
-        ("SFA_BLOCKED_TOOLS", ",".join(terms.blocked_tools)),
-        ("SFA_NO_LOG", "" if output.log else "1"),
-        ("SFA_QUIET", "1" if output.quiet else ""),
-        (
-            TIME_SAID,
-            f"{min(each.allowed_time for each in lineage):.15g}" if run.time_said else "",
-        ),
-    ]
-    agent = [(f"SFA_{name.upper()}", text) for name, text in live.command.placeholders.items()]
-    return told + [(key, value) for key, value in optional if value] + agent

@@ -177,6 +177,17 @@ class Gateways:
         """Return whether an address is that of a gateway: a run has inherited it."""
         return any(url.startswith(f"http://127.0.0.1:{port}/") for port in self._ports)
 
+    def ports(self, uid: int) -> tuple[int | None, frozenset[int]]:
+        """Return where the gateway of a user's runs listens, if it has an address yet, and where
+        any does."""
+        gateway = self.known(uid)
+        own = gateway.port if gateway is not None and gateway.has_address else None
+        return own, self.all_ports
+
+    @property
+    def all_ports(self) -> frozenset[int]:
+        return frozenset(self._ports)
+
     def lead(self, process: AgentProcess) -> bool:
         """Return whether an agent program calls its model through a gateway, as far as its command
         and its variables tell."""

@@ -3,6 +3,7 @@ asked for."""
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ...agents.registered import Registered
@@ -19,7 +20,7 @@ from ...runs.catalogue import RunCatalogue
 from ...runs.live import ContinuedWith, Live
 from ...start.checks import check_bounds, check_characters, check_meter, check_size, check_values
 from ...start.continuing import find_session, resumable_program
-from ...start.prepare import Check, Step, prepare
+from ...start.prepare import Check, Memory, Step, Way, prepare
 from ...start.prepared import Prepared
 from ...start.recalling import to_recall
 from ...start.steps import (
@@ -33,6 +34,7 @@ from ...start.surroundings import Surroundings
 from ..lookup import find_run
 from .fleet import Fleet
 from .gateway_routing import GatewaySteps
+from .gateways import Gateways
 from .own_servers import ServerWatch, keep_alone
 from .pending_requests import OnAnswer, PendingRequests, PendingSpawn
 from .seam import Parts
@@ -49,6 +51,7 @@ class Starting:
         catalogue: RunCatalogue,
         requests: PendingRequests,
         gateway: GatewaySteps,
+        gateways: Gateways,
         fleet: Fleet,
         servers: ServerWatch,
         parts: Parts,
@@ -62,10 +65,9 @@ class Starting:
         self._agents = agents
         self._continue_lost = continue_lost
         self._parts = parts
-        self._steps: tuple[Step, ...] = (
+        steps: tuple[Step, ...] = (
             parts.load,
             find_session,
-            gateway.read_setups,
             parts.look,
             gateway.decide,
             narrow_tools,
@@ -78,19 +80,20 @@ class Starting:
             keep_alone,
             parts.decide,
             keep_channel,
+            self._keep_for_recall,
         )
-        self._placed_steps: tuple[Step, ...] = (
+        placed_steps: tuple[Step, ...] = (
             parts.load,
-            gateway.read_setups,
             fleet.check_placeable,
             fleet.note_files,
             narrow_tools,
             forget_told_time,
             keep_channel,
+            self._keep_for_recall,
         )
         """For a run that is to be placed: the daemon of the node where it executes takes the
         others."""
-        self._checks: tuple[Check, ...] = (
+        checks: tuple[Check, ...] = (
             check_size,
             check_characters,
             check_bounds,
@@ -99,7 +102,11 @@ class Starting:
             parts.check,
             servers.check,
         )
-        self._wait: Step = gateway.have
+        self._way = Way(gateway.read_setups, steps, checks, gateway.have)
+        self._placed_way = replace(self._way, steps=placed_steps)
+        self._memory = Memory(
+            lambda peer: (parts.version, *gateways.ports(peer.uid)), parts.decides_about
+        )
 
     def around(
         self,
@@ -129,8 +136,12 @@ class Starting:
     async def prepare(self, around: Surroundings) -> Prepared:
         """Return what is decided about a request, once all that its run may not start without is
         there. Raise `Invalid`, `RequestError`, `OSError`."""
-        steps = self._steps if around.order.placing is None else self._placed_steps
-        return await prepare(around, steps, self._checks, self._wait)
+        way = self._way if around.order.placing is None else self._placed_way
+        return await prepare(around, way, self._memory)
+
+    def _keep_for_recall(self, p: Prepared, around: Surroundings) -> None:
+        inherited = {} if around.caller is None else self._parts.inherited(p)
+        p.for_recall = to_recall(around.order, p, around.caller, inherited)
 
     def start(
         self,
@@ -143,9 +154,7 @@ class Starting:
         """Ask the core for a run. `answer` is called with what it says, and before that `on_admit`,
         if it is yes. The descriptors are taken over, whatever it says. Raises `OSError` where too
         few descriptors are left; then nothing was asked."""
-        order, above = around.order, around.caller
-        inherited = {} if above is None else self._parts.inherited(p)
-        kept = to_recall(order, p, above, inherited)
+        order = around.order
         continued = self._continued_with(p, around)
 
         def make(run: Run, launcher: Launcher) -> Live:
@@ -162,7 +171,7 @@ class Starting:
                 request_key=order.key,
                 credentials=around.user,
                 setups=around.setups if run.parent is None else NO_SETUPS,
-                for_recall=kept,
+                for_recall=p.for_recall,
                 continued_with=continued,
             )
 

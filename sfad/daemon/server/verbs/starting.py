@@ -171,6 +171,7 @@ def _around(asker: Asker, request: Spawn, session: SessionAsked | None) -> Surro
         session=session,
         earlier=earlier,
         threads=asker.services.threads_of(peer.uid) if earlier is not None else None,
+        waits=asker.put_off,
         aside=asker.aside,
     )
 
