@@ -32,6 +32,8 @@ class Prepared(Struct):
     """The program whose output a meter reads."""
     for_recall: bytes | None = None
     """The request as the ledger keeps it; `None` if that is too large."""
+    continued_if_lost: bool = False
+    """Whether the run is continued if the daemon or the machine ends it."""
 
     @classmethod
     def of(cls, order: Spawn) -> Self:

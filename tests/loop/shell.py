@@ -12,6 +12,7 @@ from sfad import config as configuration
 from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.state.access import Peer
+from sfad.daemon.loop.pending_requests import PendingSpawn
 from sfad.daemon.loop.resources import EarlyEvents, Resources
 from sfad.daemon.loop.runtime import Runtime
 from sfad.durable.spool import Spool
@@ -109,6 +110,7 @@ async def asked(runtime: Runtime, spawn: Spawn = AGENT, peer: Peer = ANN) -> c.A
 
     prepared = Prepared.of(spawn)
     prepared.asked, prepared.program = asked_of(prepared, spawn, connection=1)
-    runtime.starting.start(prepared, runtime.starting.around(spawn, peer, None), answer)
+    around = runtime.starting.around(spawn, peer, None)
+    runtime.requests.spawn(PendingSpawn(prepared, around), answer)
     await done.wait()
     return answers[0]

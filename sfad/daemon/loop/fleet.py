@@ -499,7 +499,8 @@ class _Conversation:
 
     async def ask(self, request: Request) -> Reply:
         """Return the answer. Raise `OSError`."""
-        request.id = self._last = self._last + 1
+        self._last += 1
+        request = replace(request, id=self._last)
         data, self._unsent = self._unsent + pack_message(request), b""
         while data:
             data = data[await self._socket.send(data) :]

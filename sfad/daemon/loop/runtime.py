@@ -389,7 +389,7 @@ class Runtime:
         )  # fmt: skip
         self.ledger.report_to(self.saver)
         self.starting = Starting(
-            self.machine, self.catalogue, self.requests, gateway_steps, self.gateways, self.fleet,
+            self.machine, self.catalogue, gateway_steps, self.gateways, self.fleet,
             self.server_watch, self.parts, lambda: self.agents,
             lambda: self.config.service.continue_lost,
         )  # fmt: skip

@@ -7,17 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from ...agents.registered import Registered
-from ...agents.setup_reader import NO_SETUPS
 from ...core.machine import Machine
 from ...core.state.access import Peer
-from ...core.state.run import Run
-from ...host.clock import wall_clock
 from ...processes.credentials import Credentials
-from ...processes.launcher import Launcher
 from ...protocol.messages import Spawn
-from ...protocol.types import RunId, RunInfo
+from ...protocol.types import RunInfo
 from ...runs.catalogue import RunCatalogue
-from ...runs.live import ContinuedWith, Live
 from ...start.checks import check_bounds, check_characters, check_meter, check_size, check_values
 from ...start.continuing import find_session, resumable_program
 from ...start.prepare import Check, Memory, Step, Way, prepare
@@ -36,7 +31,6 @@ from .fleet import Fleet
 from .gateway_routing import GatewaySteps
 from .gateways import Gateways
 from .own_servers import ServerWatch, keep_alone
-from .pending_requests import OnAnswer, PendingRequests, PendingSpawn
 from .seam import Parts
 
 
@@ -49,7 +43,6 @@ class Starting:
         self,
         machine: Machine,
         catalogue: RunCatalogue,
-        requests: PendingRequests,
         gateway: GatewaySteps,
         gateways: Gateways,
         fleet: Fleet,
@@ -61,7 +54,6 @@ class Starting:
         """`agents`, `continue_lost`: what the config says now."""
         self._machine = machine
         self._catalogue = catalogue
-        self._requests = requests
         self._agents = agents
         self._continue_lost = continue_lost
         self._parts = parts
@@ -81,6 +73,7 @@ class Starting:
             parts.decide,
             keep_channel,
             self._keep_for_recall,
+            self._note_if_continued,
         )
         placed_steps: tuple[Step, ...] = (
             parts.load,
@@ -90,6 +83,7 @@ class Starting:
             forget_told_time,
             keep_channel,
             self._keep_for_recall,
+            self._note_if_continued,
         )
         """For a run that is to be placed: the daemon of the node where it executes takes the
         others."""
@@ -143,58 +137,16 @@ class Starting:
         inherited = {} if around.caller is None else self._parts.inherited(p)
         p.for_recall = to_recall(around.order, p, around.caller, inherited)
 
-    def start(
-        self,
-        p: Prepared,
-        around: Surroundings,
-        answer: OnAnswer,
-        descriptors: list[int] | None = None,
-        on_admit: Callable[[RunId], None] = lambda _run: None,
-    ) -> None:
-        """Ask the core for a run. `answer` is called with what it says, and before that `on_admit`,
-        if it is yes. The descriptors are taken over, whatever it says. Raises `OSError` where too
-        few descriptors are left; then nothing was asked."""
-        order = around.order
-        continued = self._continued_with(p, around)
-
-        def make(run: Run, launcher: Launcher) -> Live:
-            return Live(
-                run,
-                p.command,
-                p.output,
-                p.parts,
-                launcher,
-                wall_clock(),
-                p.program,
-                order=order if order.placing is not None else None,
-                caller=around.peer.run,
-                request_key=order.key,
-                credentials=around.user,
-                setups=around.setups if run.parent is None else NO_SETUPS,
-                for_recall=p.for_recall,
-                continued_with=continued,
+    def _note_if_continued(self, p: Prepared, around: Surroundings) -> None:
+        """Note whether a run is continued if the daemon or the machine ends it. A run below another
+        is left to that one, which knows of its end."""
+        p.continued_if_lost = (
+            self._continue_lost()
+            and around.session is None
+            and around.peer.run is None
+            and p.output.stdio == "files"
+            and (
+                bool(p.command.resume_argv)
+                or resumable_program([os.fsdecode(word) for word in p.command.argv]) is not None
             )
-
-        pending = PendingSpawn(
-            p.asked, make, order.key, p.output.stdin == "pipe", descriptors or [], on_admit,
-            sender=around.peer.who,
-        )  # fmt: skip
-        self._requests.spawn(around.peer, pending, answer)
-
-    def _continued_with(self, p: Prepared, around: Surroundings) -> ContinuedWith | None:
-        """Return what a run is continued with if the daemon or the machine ends it; `None` if it
-        will not be. A run below another is left to that one, which knows of its end."""
-        order, peer, command = around.order, around.peer, p.command
-        if (
-            not self._continue_lost()
-            or around.session is not None
-            or peer.run is not None
-            or p.output.stdio != "files"
-        ):
-            return None
-        if (
-            not command.resume_argv
-            and resumable_program([os.fsdecode(word) for word in command.argv]) is None
-        ):
-            return None
-        return ContinuedWith(order.env, order.umask, peer.uid, peer.user, around.user)
+        )

@@ -2,6 +2,7 @@
 refusal."""
 
 import os
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -29,6 +30,7 @@ from ....start.asking import shown
 from ....start.continuing import check_ended, continued
 from ....start.surroundings import Surroundings
 from ...lookup import find_run
+from ...loop.pending_requests import PendingSpawn
 from ..asker import Asker, answers
 from ..peers import submitter
 from .following import check_watch_share, push
@@ -63,13 +65,9 @@ async def spawn(asker: Asker, request: Spawn, session: SessionAsked | None = Non
             return
         if request.watch:
             check_watch_share(asker)
-
-        def on_admit(run: RunId) -> None:
-            if request.watch:
-                push(asker, run)
-
+        watched = partial(push, asker) if request.watch else None
         handed, descriptors = descriptors, []
-        runtime.starting.start(prepared, around, asker, handed, on_admit)
+        runtime.requests.spawn(PendingSpawn(prepared, around, handed, watched), asker)
     finally:
         if descriptors:
             close_soon(descriptors, asker.connection.sender_group)
