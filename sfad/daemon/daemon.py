@@ -34,10 +34,9 @@ from ..protocol.types import RunId
 from ..usage.metering import Metering
 from .loop.runtime import Runtime
 from .reloading import ConfigFiles
-from .server.lost_runs import continue_lost
 from .server.peers import identify
-from .server.placed_here import prepare_here
 from .server.server import Server
+from .server.unasked import continue_lost, prepare_here
 from .startup import (
     DaemonHome,
     close_all,

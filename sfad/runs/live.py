@@ -367,8 +367,9 @@ class Live:
         self.unused = None
 
     def close(self) -> None:
-        close_soon(self.descriptors, self.sender)
-        self.descriptors.clear()
+        if self.descriptors:
+            close_soon(self.descriptors, self.sender)
+            self.descriptors.clear()
         if self.stdin is not None:
             self.stdin.close()
             self.stdin = None

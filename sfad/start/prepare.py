@@ -16,8 +16,7 @@ from ..core.state.access import Peer
 from ..protocol.messages import Spawn
 from .asking import asked_of
 from .checks import LARGE
-from .prepared import Prepared
-from .surroundings import Surroundings
+from .prepared import Prepared, Surroundings
 
 Look = Callable[[Surroundings], Awaitable[None] | None]
 Step = Callable[[Prepared, Surroundings], Awaitable[None] | None]
@@ -61,7 +60,7 @@ class Memory:
             or known.setups != around.setups
             or known.peer != around.peer
             or known.beside != self._beside(around.peer)
-            or known.order != replace(around.order, id=0, key=None)
+            or known.order != _asked(around)
             or (known.order.tied and known.connection != around.connection)
         ):
             return None
@@ -83,7 +82,7 @@ class Memory:
             return
         self._known.pop(key, None)
         self._known[key] = _Known(
-            replace(order, id=0, key=None),
+            _asked(around),
             around.peer,
             around.setups,
             around.connection,
@@ -92,6 +91,11 @@ class Memory:
         )
         if len(self._known) > MOST_KNOWN:
             del self._known[next(iter(self._known))]
+
+
+def _asked(around: Surroundings) -> Spawn:
+    """Return what was asked for, however often it was."""
+    return replace(around.order, id=0, key=None)
 
 
 def _key(around: Surroundings) -> tuple[int | bytes, ...]:

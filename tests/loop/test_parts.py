@@ -20,8 +20,7 @@ from sfad.protocol.requests.starting import OF_FEATURES
 from sfad.protocol.types import Isolation, Worktree
 from sfad.runs import decided
 from sfad.start.prepare import Memory, Way, prepare
-from sfad.start.prepared import Prepared
-from sfad.start.surroundings import Surroundings
+from sfad.start.prepared import Prepared, Surroundings
 
 ENDING = Feature(decides={"on_end": str}, part="part")
 NONE = cast(Heart, None)

@@ -123,7 +123,8 @@ class CoreLoop:
         if outcome.changed:
             if self.fleet.remote:
                 self.fleet.look()
-            self.granted.changed(outcome.changed.values())
+            if self.granted.waiting:
+                self.granted.changed(outcome.changed.values())
 
     def _apply(self, command: c.Command, unsaved: Iterable[Live]) -> None:
         launcher = self.resources.launcher

@@ -55,8 +55,7 @@ from ...protocol.types import ErrorCode, Reason, RunId, RunInfo, Ship, Status, S
 from ...runs.catalogue import RunCatalogue
 from ...runs.live import Live
 from ...shipping import why_unsafe
-from ...start.prepared import Prepared
-from ...start.surroundings import Surroundings
+from ...start.prepared import Prepared, Surroundings
 from ...storage.shipped import ShipRefused
 from .shipping import NOT_HERE, Shipping
 

@@ -31,8 +31,7 @@ from ...protocol.errors import unavailable
 from ...protocol.known import KEYS, KNOWN_PROGRAMS
 from ...protocol.messages import Spawn
 from ...runs.live import Live
-from ...start.prepared import Prepared
-from ...start.surroundings import Surroundings
+from ...start.prepared import Prepared, Surroundings
 from .gateway_process import Serving
 from .gateways import Gateways
 

@@ -201,16 +201,6 @@ class Gateways:
         run = token.partition(".")[0]
         return run if secrets.compare_digest(self._signed(run).encode(), token.encode()) else None
 
-    def with_token(self, run: RunId, words: list[bytes]) -> list[bytes]:
-        """Return words, each address of the gateway in them with the run's name where its cgroup
-        does not tell it."""
-        token = self.token(run)
-        return (
-            words
-            if token is None
-            else [word.replace(ANY_RUN.encode(), token.encode()) for word in words]
-        )
-
     def token(self, run: RunId) -> str | None:
         """Return what names a run in an address; `None` where its cgroup tells."""
         return (
@@ -264,3 +254,8 @@ class Gateways:
 
 def _has_key(upstream: UpstreamConfig) -> bool:
     return upstream.key_file is not None or upstream.key_env is not None
+
+
+def with_token(words: list[bytes], token: str) -> list[bytes]:
+    """Return words, each address of the gateway in them with what names the run."""
+    return [word.replace(ANY_RUN.encode(), token.encode()) for word in words]

@@ -27,29 +27,29 @@ class Tending(Protocol):
 class GrantedRuns:
     def __init__(self, timers: Timers) -> None:
         self._timers = timers
-        self._waiting: dict[tuple[str, int], Tending] = {}
+        self.waiting: dict[tuple[str, int], Tending] = {}
 
     def tend(self, tending: Tending) -> None:
         """Answer a request, now or later. An earlier one of the same connection is answered now."""
-        before = self._waiting.pop(tending.key, None)
+        before = self.waiting.pop(tending.key, None)
         if before is not None:
             before.answer(whatever=True)
         if tending.answer(whatever=tending.wait <= 0):
             self._timers.disarm(tending.key)
             return
-        self._waiting[tending.key] = tending
+        self.waiting[tending.key] = tending
         self._timers.arm(
             tending.key, trio.current_time() + tending.wait, lambda: self._due(tending.key)
         )
 
     def _due(self, key: tuple[str, int]) -> None:
-        if (tending := self._waiting.pop(key, None)) is not None:
+        if (tending := self.waiting.pop(key, None)) is not None:
             tending.answer(whatever=True)
 
     def changed(self, runs: Iterable[Run]) -> None:
         """Answer what waits for a change of one of these runs."""
-        if self._waiting and any(run.lease is not None for run in runs):
-            for key, tending in list(self._waiting.items()):
+        if any(run.lease is not None for run in runs):
+            for key, tending in list(self.waiting.items()):
                 if tending.answer(whatever=False):
-                    del self._waiting[key]
+                    del self.waiting[key]
                     self._timers.disarm(key)

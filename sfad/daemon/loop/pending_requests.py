@@ -17,8 +17,7 @@ from ...processes.launcher import Launcher
 from ...protocol.types import After, RunId, Status
 from ...runs.catalogue import RunCatalogue
 from ...runs.live import ContinuedWith, Live, StdinPipe
-from ...start.prepared import Prepared
-from ...start.surroundings import Surroundings
+from ...start.prepared import Prepared, Surroundings
 from .fleet import lease_until
 from .launching import check_descriptors
 

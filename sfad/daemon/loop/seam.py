@@ -42,8 +42,7 @@ from ...runs import decided
 from ...runs.catalogue import RunCatalogue
 from ...runs.live import Live
 from ...start.prepare import Check, Step
-from ...start.prepared import Prepared
-from ...start.surroundings import Surroundings
+from ...start.prepared import Prepared, Surroundings
 from .announcing import Announcer
 from .gateway_routing import GatewaySteps
 from .gateways import Gateways

@@ -107,12 +107,9 @@ class Shipping:
             os.fsencode(self.files.copy_of(uid, ship.archive)), b"own/files", ship.within
         ).rstrip(b"/")
 
-    def first_step(self, live: Live) -> tuple[list[bytes], bytes] | None:
-        """Return the first step of a run (`LaunchSpec.first_step`) and where that starts; `None` if
-        no files were sent. Raise `OSError`."""
-        ship = live.parts.ship
-        if ship is None:
-            return None
+    def first_step(self, live: Live, ship: Ship) -> tuple[list[bytes], bytes]:
+        """Return the first step of a run with which files were sent (`LaunchSpec.first_step`), and
+        where that starts. Raise `OSError`."""
         if not self.files.is_whole(live.uid, ship.archive):
             raise FileNotFoundError(NOT_HERE.format(os.fsdecode(ship.directory)))
         owner = None if live.credentials is None else (live.credentials.uid, live.credentials.gid)
@@ -123,12 +120,9 @@ class Shipping:
         )  # fmt: skip
         return step, os.fsencode(f"{copy}/own")
 
-    def environment(self, live: Live, env: list[bytes]) -> list[bytes]:
-        """Return the environment of a run: in a copy, without what would lead git elsewhere, and
+    def environment(self, live: Live, ship: Ship, env: list[bytes]) -> list[bytes]:
+        """Return the environment of a run in a copy: without what would lead git elsewhere, and
         with its directory."""
-        ship = live.parts.ship
-        if ship is None:
-            return env
         here = b"PWD=" + self.directory(live.uid, ship)
         return [
             here if item.startswith(b"PWD=") else item

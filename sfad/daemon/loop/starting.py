@@ -14,9 +14,9 @@ from ...protocol.messages import Spawn
 from ...protocol.types import RunInfo
 from ...runs.catalogue import RunCatalogue
 from ...start.checks import check_bounds, check_characters, check_meter, check_size, check_values
-from ...start.continuing import find_session, resumable_program
+from ...start.continuing import find_agent_session, resumable_program
 from ...start.prepare import Check, Memory, Step, Way, prepare
-from ...start.prepared import Prepared
+from ...start.prepared import Prepared, Surroundings
 from ...start.recalling import to_recall
 from ...start.steps import (
     fill_in_agent,
@@ -25,7 +25,6 @@ from ...start.steps import (
     narrow_tools,
     resume_command,
 )
-from ...start.surroundings import Surroundings
 from ..lookup import find_run
 from .fleet import Fleet
 from .gateway_routing import GatewaySteps
@@ -36,8 +35,8 @@ from .seam import Parts
 
 class Starting:
     """Four doors lead here: a client's request (`server.verbs.starting`), a session's tool
-    (`server.verbs.sessions`), a lost run that is continued (`server.lost_runs`), and a run whose
-    place is this node (`server.placed_here`)."""
+    (`server.verbs.sessions`), a lost run that is continued, and a run whose place is this node
+    (both `server.unasked`)."""
 
     def __init__(
         self,
@@ -59,7 +58,7 @@ class Starting:
         self._parts = parts
         steps: tuple[Step, ...] = (
             parts.load,
-            find_session,
+            find_agent_session,
             parts.look,
             gateway.decide,
             narrow_tools,

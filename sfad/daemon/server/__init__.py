@@ -10,8 +10,8 @@
 `dispatch`    what clients send: frames, and each request in them to the function that answers it,
               if the peer may use the verb
 `asker`       who waits for the answer to a request; the registry of those functions
-`lost_runs`   continues, at the daemon's start, what the end of the daemon or the machine has ended
-`placed_here` prepares runs that were to be placed, and whose place is this node
+`unasked`     runs for which no client asks: lost ones that are continued, and those that were to be
+              placed and whose place is this node
 `fleet_nodes` the nodes of the fleet, and how each is asked
 `over_fleet`  answers of a whole fleet, for the clients that ask for them
 `verbs`       what answers each kind of request

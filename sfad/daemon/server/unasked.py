@@ -1,23 +1,29 @@
-"""Continues, at the daemon's start, the trees that the end of the daemon or the machine has ended
-(`service.continue_lost`)."""
+"""Prepares runs for which no client asks: trees that the end of the daemon or the machine has ended
+(`service.continue_lost`), and runs that were to be placed on a node and whose place is this one."""
 
 import os
 from functools import partial
 
 import trio
+from msgspec.structs import replace
 
+from ...agents.setup_reader import NO_SETUPS
 from ...core import commands as c
 from ...core.state.access import Peer
 from ...core.state.policy import Invalid
+from ...core.state.request import Asked
 from ...core.state.vocabulary import ReasonKind
 from ...protocol.messages import Continuation, Spawn
 from ...protocol.types import RunId, RunInfo
-from ...runs.live import ContinuedWith
+from ...runs.live import ContinuedWith, Live
 from ...start.continuing import continued
 from ...start.recalling import recalled
+from ...start.steps import CHANNELS
 from ..loop.pending_requests import PendingSpawn
 from ..loop.runtime import Runtime
 from .asker import EXPECTED
+
+# ---- Lost runs, at the daemon's start
 
 
 async def continue_lost(runtime: Runtime) -> None:
@@ -81,3 +87,26 @@ def _answered(runtime: Runtime, run: RunId, said: c.Answer) -> None:
 
 def _tell(runtime: Runtime, run: RunId, why: str) -> None:
     runtime.log.warning(f"run {run} is lost and was not continued: {why}")
+
+
+# ---- Runs that are placed here
+
+
+async def prepare_here(runtime: Runtime, live: Live) -> Asked:
+    """Prepare a run that the core has admitted already. Return what it asks of the core. Raise
+    `Invalid`, `RequestError`, `OSError`."""
+    assert live.order is not None
+    run, uid = live.run, live.uid
+    peer = Peer(
+        uid=uid,
+        user=run.user,
+        owner=uid in (0, os.geteuid()),
+        run=live.caller,
+        channel=run.birth.channel if run.birth.channel in CHANNELS else None,
+    )
+    order = replace(live.order, placing=None, ship=live.parts.ship)
+    around = runtime.starting.around(order, peer, live.credentials)
+    p = await runtime.starting.prepare(around)
+    live.take(p.command, p.output, p.parts, p.program, p.asked.shown.argv)
+    live.setups = around.setups if around.caller is None else NO_SETUPS
+    return p.asked
