@@ -28,7 +28,7 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 from typer.main import get_command_from_info, get_group
 
 from . import exits, verbs
-from .options import WITHOUT_VALUE, RootJson, RootSocket
+from .options.shared import WITHOUT_VALUE, RootJson, RootSocket
 
 Sections = dict[str, list[tuple[str, str]]]
 """Lines of the help by their heading: a term and what it means."""
@@ -103,7 +103,7 @@ class Verb(TyperCommand):
         with _help_named(ctx):
             if not (ctx.params.pop("over_fleet", False) or _names_node(ctx.params)):
                 return super().invoke(ctx) or exits.ExitCode.DONE
-            from . import fleet  # most command lines are about this node
+            from .connecting import fleet  # most command lines are about this node
 
             ctx.params["socket"] = fleet.place(ctx.params["socket"])
             code = super().invoke(ctx)
@@ -136,7 +136,7 @@ class TakesCommand(Verb):
     parser = _UpToCommand
 
     def format_epilog(self, _ctx: Any, formatter: Any) -> None:
-        from .default_limits import paragraph  # may ask the daemon, and start a process
+        from .options.default_limits import paragraph  # may ask the daemon, and start a process
 
         formatter.write_paragraph()
         with formatter.indentation():
@@ -357,7 +357,7 @@ def carry_out(arguments: Sequence[str]) -> int:
 
 def _complete(group: TyperGroup, shell: str) -> int:
     """Answer the completion script of a shell, and return the exit code."""
-    from . import completion_scripts as scripts  # no other command line needs it
+    from .options import completion_scripts as scripts  # no other command line needs it
 
     typed = os.environ.get(scripts.LINE.get(shell, ""), "")
     line = scripts.read(typed, os.environ.get(scripts.BREAKS, ""))

@@ -31,8 +31,8 @@ from typing import TypeVar
 from sfad.protocol import messages as m
 from sfad.protocol.types import ErrorCode, LimitRefusal, Role, RunInfo
 
-from . import connection
-from .connection import DaemonError
+from .connecting import connection
+from .connecting.connection import DaemonError
 from .exits import Quit
 
 __all__ = [
@@ -60,8 +60,8 @@ class SfadError(Exception):
 
 class DaemonUnreachable(SfadError):
     """No daemon can be reached, and nothing was sent. `kind` is that of
-    `sfactl.connection.Unreachable`: `missing`, `refused`, `denied`, `sandbox`, `silent` or
-    `gone`."""
+    `sfactl.connecting.connection.Unreachable`: `missing`, `refused`, `denied`, `sandbox`, `silent`
+    or `gone`."""
 
     def __init__(self, message: str, kind: str) -> None:
         super().__init__(message)

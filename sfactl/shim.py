@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 from sfad.protocol.inherited import own_standard_descriptors, repair_process, unblock_signals
 
+from .connecting.inside import inside_run
 from .entry import guarded, leave
-from .inside import inside_run
-from .real_program import become
+from .shims.real_program import become
 
 INFORMATIONAL = frozenset({"--version", "-V", "--help", "-h"})
 _OWN_DESCRIPTORS = ("/dev/fd/", "/proc/self/fd/")
@@ -37,6 +37,6 @@ def _stand_in(program: str, arguments: Sequence[str], *, automatic: bool) -> int
     repair_process()
     unblock_signals()
     # imported here, because a program that is no child run does not need it
-    from .shimmed_run import carry_out
+    from .shims.shimmed_run import carry_out
 
     return carry_out(program, arguments, automatic=automatic)

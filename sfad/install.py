@@ -41,7 +41,7 @@ SETUP = {
 """Where a service of the system has its group and its directories."""
 GROUP = "sfad"
 ON_DEMAND = re.compile(r"sfad-on-demand-[\d-]+\.service")
-"""The unit of a daemon that a client started (`sfactl.start_daemon`)."""
+"""The unit of a daemon that a client started (`sfactl.connecting.start_daemon`)."""
 COMMAND_TIMEOUT = 120.0
 """Seconds for one command of systemd. A stop may take the 90 s of TimeoutStopSec=."""
 MANAGER_TIMEOUT = 10.0

@@ -25,7 +25,7 @@ import psutil
 import pytest
 import trio
 
-from sfactl.connection import Client
+from sfactl.connecting.connection import Client
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo
 from sfad.storage.store import Store
@@ -134,6 +134,7 @@ class Daemon:
         if nobody is None:
             needs.containment(mode)
         self.directory = directory
+        directory.chmod(directory.stat().st_mode & ~0o022)  # with any umask of who runs the tests
         self._nobody = nobody
         self._wrap = tuple(wrap)
         self._program = tuple(program)

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from sfactl.connection import Client
+from sfactl.connecting.connection import Client
 from sfad.protocol import messages as m
 from tests.unprivileged import FIND_LIBPYTHON, MOUNTS
 

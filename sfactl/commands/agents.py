@@ -8,11 +8,12 @@ from msgspec.structs import asdict
 
 from sfad.protocol.requests.daemon import AgentInfo, AgentList, Agents
 
-from .. import output, table
+from .. import output
 from ..app import app
-from ..connection import call
+from ..connecting.connection import call
 from ..exits import UsageError
-from ..options import Json, Socket, Value
+from ..options.shared import Json, Socket, Value
+from ..showing import table
 
 
 @app.command()

@@ -1,11 +1,12 @@
 from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.steering import Approve
 
-from .. import limits, output
+from .. import output
 from ..app import app
-from ..options import NewLimits
-from ..selection import RunSelection
-from ..spreading import spread
+from ..options import limits
+from ..options.selection import RunSelection
+from ..options.shared import NewLimits
+from ..options.spreading import spread
 
 
 @app.command()

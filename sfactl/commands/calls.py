@@ -10,13 +10,14 @@ from sfad.protocol.requests.records import CallPage, ListCalls
 from sfad.protocol.types import CallInfo, RunId, Source
 from sfad.protocol.units import counted
 
-from .. import output, table
+from .. import output
 from ..app import app
-from ..connection import Client, ConnectionLost, check
-from ..history import connect
-from ..options import flag
-from ..selection import ListedSelection
-from ..spreading import spread
+from ..connecting.connection import Client, ConnectionLost, check
+from ..connecting.history import connect
+from ..options.selection import ListedSelection
+from ..options.shared import flag
+from ..options.spreading import spread
+from ..showing import table
 from .list import collect, listed
 
 Key = tuple[RunId, float, int]

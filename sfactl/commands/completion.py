@@ -1,8 +1,8 @@
 from typing import Annotated
 
 from ..app import app
-from ..completion_scripts import SCRIPTS
-from ..options import Json, Socket, Value, one_of
+from ..options.completion_scripts import SCRIPTS
+from ..options.shared import Json, Socket, Value, one_of
 
 
 @app.command()

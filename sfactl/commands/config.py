@@ -4,10 +4,11 @@ from sfad.protocol.encoding import to_json
 from sfad.protocol.limits_object import schema
 from sfad.protocol.requests.daemon import Config, ConfigReply
 
-from .. import output, table
+from .. import output
 from ..app import app
-from ..connection import call
-from ..options import Json, Socket, Value
+from ..connecting.connection import call
+from ..options.shared import Json, Socket, Value
+from ..showing import table
 
 
 def _what(text: str) -> str:

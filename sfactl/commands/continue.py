@@ -10,12 +10,14 @@ from sfad.protocol.requests.listing import Info, List, RunList
 from sfad.protocol.requests.starting import Recall, Recalled
 from sfad.protocol.types import Limit, RunInfo, Status
 
-from .. import exits, limits, output, spawn_options
+from .. import exits, output
 from ..app import app
-from ..options import TYPE, MaybeRun, Value, flag, moment
-from ..spawn_options import SpawnOptions
-from ..spreading import spread
-from ..start_daemon import connect_or_start
+from ..connecting.start_daemon import connect_or_start
+from ..options import limits
+from ..options import spawn as spawn_options
+from ..options.shared import TYPE, MaybeRun, Value, flag, moment
+from ..options.spawn import SpawnOptions
+from ..options.spreading import spread
 from . import spawn
 
 _OF_SPAWN = frozenset({

@@ -19,9 +19,9 @@ from sfad.protocol.requests.listing import List, RunList
 
 from .. import exits
 from ..app import app
-from ..connection import Client
-from ..inside import inside_run
-from ..options import Json, Socket
+from ..connecting.connection import Client
+from ..connecting.inside import inside_run
+from ..options.shared import Json, Socket
 
 STEP_SECONDS = 60.0
 """Seconds that one step may take before the demo gives up."""

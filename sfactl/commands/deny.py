@@ -3,8 +3,8 @@ from sfad.protocol.requests.steering import Deny
 
 from .. import output
 from ..app import app
-from ..selection import RunSelection
-from ..spreading import spread
+from ..options.selection import RunSelection
+from ..options.spreading import spread
 
 
 @app.command()

@@ -9,10 +9,10 @@ from sfad.protocol.requests.listing import Info
 
 from .. import output
 from ..app import app
+from ..connecting.history import connect
 from ..exits import ExitCode, Quit
-from ..history import connect
-from ..landing import become_owner, unlanded
-from ..options import Json, Run, Socket, flag
+from ..options.shared import Json, Run, Socket, flag
+from ..worktrees.landing import become_owner, unlanded
 
 
 @app.command()

@@ -17,9 +17,9 @@ from sfad.protocol.requests.daemon import DaemonInfo, DaemonStatus
 
 from .. import output
 from ..app import app
-from ..connection import ABSENT, Unreachable, connect, start_of
+from ..connecting.connection import ABSENT, Unreachable, connect, start_of
 from ..exits import ExitCode, Quit
-from ..options import Json, Socket
+from ..options.shared import Json, Socket
 from .shim import ShimPlace, installed
 
 LOW_DISK = 1 << 30

@@ -14,12 +14,21 @@ from sfad.protocol.requests.records import EventPage, Events
 from sfad.protocol.types import SEVERITIES, ErrorCode, Event, Severity
 from sfad.protocol.units import MOST_WHOLE, parse_whole
 
-from .. import connection, history, output
+from .. import output
 from ..app import OverFleet, app
-from ..connection import ABSENT, AGAIN, Client, ConnectionLost, DaemonError, Unreachable, check
+from ..connecting import connection, history
+from ..connecting.connection import (
+    ABSENT,
+    AGAIN,
+    Client,
+    ConnectionLost,
+    DaemonError,
+    Unreachable,
+    check,
+)
 from ..exits import UsageError
-from ..options import RUN, Json, Socket, Value, flag, moment, one_of
-from ..spreading import spread
+from ..options.shared import RUN, Json, Socket, Value, flag, moment, one_of
+from ..options.spreading import spread
 
 LAST = 50
 PAGE = 1000

@@ -3,11 +3,12 @@ from typing import Annotated
 
 from sfad.protocol.requests.shipping import FilesPacked
 
-from .. import output, shipping
+from .. import output
 from ..app import app
-from ..connection import connect
+from ..connecting.connection import connect
 from ..exits import ExitCode, Quit
-from ..options import DIR, Json, Run, Socket, flag
+from ..options.shared import DIR, Json, Run, Socket, flag
+from ..worktrees import shipping
 
 
 @app.command()

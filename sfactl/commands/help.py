@@ -3,7 +3,7 @@ from typing import Annotated
 from .. import verbs
 from ..app import app, context
 from ..exits import UsageError
-from ..options import Value
+from ..options.shared import Value
 
 
 @app.command("help")

@@ -8,16 +8,17 @@ from sfad.protocol.requests.records import EventPage, Events
 from sfad.protocol.types import Event, RunInfo, Status
 from sfad.protocol.units import counted
 
-from .. import limits, output
+from .. import output
 from ..app import OverFleet, app
-from ..connection import Client
-from ..history import connect
-from ..lines import Line, line_of
-from ..options import flag
-from ..selection import RunSelection
-from ..spreading import spread
-from ..unlike_here import differences
-from ..waiting import left_for_git, unlanded, unlanded_json
+from ..connecting.connection import Client
+from ..connecting.history import connect
+from ..options import limits
+from ..options.selection import RunSelection
+from ..options.shared import flag
+from ..options.spreading import spread
+from ..showing.lines import Line, line_of
+from ..showing.unlike_here import differences
+from ..showing.waiting import left_for_git, unlanded, unlanded_json
 
 # ---- What has happened to a run, from the recorded events
 

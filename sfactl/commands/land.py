@@ -5,11 +5,12 @@ from typing import Annotated, Any
 from sfad.features.worktrees.landing import How
 from sfad.protocol.types import RunInfo
 
-from .. import exits, landing, output
+from .. import exits, output
 from ..app import app
+from ..connecting.history import connect
 from ..exits import UsageError
-from ..history import connect
-from ..options import BRANCH, TEXT, Json, Runs, Socket, flag
+from ..options.shared import BRANCH, TEXT, Json, Runs, Socket, flag
+from ..worktrees import landing
 
 
 @app.command()

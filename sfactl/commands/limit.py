@@ -7,13 +7,14 @@ from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.steering import ChangeLimits
 from sfad.protocol.types import Limit, RunInfo
 
-from .. import limits, output
+from .. import output
 from ..app import OverFleet, app
-from ..connection import Client
+from ..connecting.connection import Client
 from ..exits import UsageError
-from ..options import Value
-from ..selection import LiveSelection
-from ..spreading import spread
+from ..options import limits
+from ..options.selection import LiveSelection
+from ..options.shared import Value
+from ..options.spreading import spread
 
 
 def _run_or_limit(text: str) -> str | Limit:

@@ -9,12 +9,13 @@ from sfad.protocol.requests.listing import List, RunList
 from sfad.protocol.types import RunId, RunInfo, Status, Usage
 from sfad.protocol.units import counted
 
-from .. import output, table
+from .. import output
 from ..app import OverFleet, app
-from ..connection import Client, unanswered_by
+from ..connecting.connection import Client, unanswered_by
+from ..connecting.history import connect
 from ..exits import ExitCode, Quit
-from ..history import connect
-from ..options import (
+from ..options.selection import RunSelection, labels
+from ..options.shared import (
     CHANNEL,
     COUNT,
     GROUP,
@@ -31,8 +32,8 @@ from ..options import (
     flag,
     one_of,
 )
-from ..selection import RunSelection, labels
-from ..spreading import spread
+from ..options.spreading import spread
+from ..showing import table
 
 LAST = 50
 """Maximum ended runs without a filter."""

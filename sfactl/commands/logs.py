@@ -10,13 +10,13 @@ from sfad.protocol.requests.following import LogFiles, Logs, OutputTime, Wait
 
 from .. import output
 from ..app import OverFleet, app
-from ..connection import AGAIN, Client, ConnectionLost, check
-from ..follower import Copying, Follower, data_from
-from ..history import connect
-from ..in_flight import RequestsInFlight, carry_on, wait
-from ..options import Tail, Value, flag, tail
-from ..selection import ListedSelection, RunSelection
-from ..spreading import spread
+from ..connecting.connection import AGAIN, Client, ConnectionLost, check
+from ..connecting.history import connect
+from ..connecting.in_flight import RequestsInFlight, carry_on, wait
+from ..options.selection import ListedSelection, RunSelection
+from ..options.shared import Tail, Value, flag, tail
+from ..options.spreading import spread
+from ..showing.follower import Copying, Follower, data_from
 
 # ---- Copy output files line by line: with their run, with the time a line was seen, or as JSON
 
@@ -238,7 +238,9 @@ def logs(
     chosen.check()
     with connect(chosen.socket) as client:
         if client.fleet is not None:
-            from ..fleet_run import logs as of_node  # of a run that may be on another machine
+            from ..running.fleet_run import (
+                logs as of_node,  # of a run that may be on another machine
+            )
 
             return of_node(client, chosen, stdout, stderr, tail, follow=follow_, stamped=timestamps)
         found: RunSelection = chosen

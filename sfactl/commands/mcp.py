@@ -1,7 +1,7 @@
 from typing import Annotated
 
 from ..app import app
-from ..options import TIME, Socket, Value, flag
+from ..options.shared import TIME, Socket, Value, flag
 
 ANSWER_WITHIN = 50.0
 """Seconds: several programs give a tool 60."""

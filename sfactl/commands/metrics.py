@@ -2,8 +2,8 @@ from sfad.features.metrics.messages import Metrics, MetricsText
 
 from .. import output
 from ..app import app
-from ..connection import call
-from ..options import Socket
+from ..connecting.connection import call
+from ..options.shared import Socket
 
 
 @app.command()

@@ -1,5 +1,5 @@
 from ..app import app
-from ..options import Socket
+from ..options.shared import Socket
 
 
 @app.command()

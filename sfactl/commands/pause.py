@@ -3,9 +3,9 @@ from sfad.protocol.requests.steering import Pause
 
 from .. import output
 from ..app import OverFleet, app
-from ..connection import Client
-from ..selection import LiveSelection
-from ..spreading import spread
+from ..connecting.connection import Client
+from ..options.selection import LiveSelection
+from ..options.spreading import spread
 
 
 @app.command(cls=OverFleet)

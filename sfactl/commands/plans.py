@@ -9,11 +9,12 @@ from sfad.protocol.requests.subscriptions import (
     WindowInfo,
 )
 
-from .. import output, table
+from .. import output
 from ..app import OverFleet, app
-from ..connection import connect
-from ..limits import moment
-from ..options import Json, Socket, flag
+from ..connecting.connection import connect
+from ..options.limits import moment
+from ..options.shared import Json, Socket, flag
+from ..showing import table
 
 HELD = 10
 """Runs that wait, and are named to people."""

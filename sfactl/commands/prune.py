@@ -6,11 +6,11 @@ from sfad.protocol.units import counted
 
 from .. import output
 from ..app import app
-from ..connection import Client, connect
+from ..connecting.connection import Client, connect
 from ..exits import ExitCode, UsageError
 from ..features import has
-from ..options import COUNT, TIME, Json, Socket, flag
-from ..pruned import Named, PrunedWorktrees
+from ..options.shared import COUNT, TIME, Json, Socket, flag
+from ..worktrees.pruned import Named, PrunedWorktrees
 
 
 @app.command()
@@ -133,7 +133,7 @@ def _worktrees(
 ) -> PrunedWorktrees:
     if not has("worktrees"):
         return PrunedWorktrees()
-    from .. import pruning
+    from ..worktrees import pruning
 
     return pruning.prune(client, wanted, every=every, alone=alone, yes=yes)
 

@@ -6,11 +6,12 @@ from sfad.protocol.limits import format_amount, format_limit
 from sfad.protocol.types import LimitKind
 from sfad.protocol.units import counted
 
-from .. import output, table
+from .. import output
 from ..app import app
-from ..connection import call
+from ..connecting.connection import call
 from ..exits import UsageError
-from ..options import NAME, TYPE, Json, Socket
+from ..options.shared import NAME, TYPE, Json, Socket
+from ..showing import table
 
 HEADER = ("KIND", "IN FORCE", "FROM", "P95", "SUGGESTED", "FAILED ON IT", "RUNS")
 

@@ -4,8 +4,8 @@ from sfad.protocol.units import counted
 
 from .. import output
 from ..app import app
-from ..connection import call
-from ..options import Json, Socket
+from ..connecting.connection import call
+from ..options.shared import Json, Socket
 
 
 @app.command()

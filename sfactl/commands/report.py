@@ -3,11 +3,11 @@ from sfad.protocol.requests.use import Report
 
 from .. import output
 from ..app import app
-from ..connection import call
+from ..connecting.connection import call
 from ..exits import UsageError
-from ..options import Json, Socket
-from ..spreading import spread
-from ..usage_options import Amounts, Model, OwnRun, Purpose
+from ..options.shared import Json, Socket
+from ..options.spreading import spread
+from ..options.usage import Amounts, Model, OwnRun, Purpose
 
 
 @app.command()

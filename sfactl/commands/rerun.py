@@ -13,8 +13,8 @@ from sfad.protocol.types import Limit, Placing
 
 from .. import exits, output
 from ..app import app, carry_out
-from ..options import GROUP, PAIR, WITHOUT_VALUE, Json, Pair, Runs, Socket, flag
-from ..start_daemon import connect_or_start
+from ..connecting.start_daemon import connect_or_start
+from ..options.shared import GROUP, PAIR, WITHOUT_VALUE, Json, Pair, Runs, Socket, flag
 
 
 class CommandLine(NamedTuple):

@@ -2,10 +2,10 @@ from sfad.protocol.requests.use import Reserve, Reserved
 
 from .. import output
 from ..app import app
-from ..connection import call
+from ..connecting.connection import call
 from ..exits import ExitCode, Quit, UsageError
-from ..options import Json, Socket
-from ..usage_options import InputTokens, MaxOutputTokens, Model, OwnRun, Purpose, needed
+from ..options.shared import Json, Socket
+from ..options.usage import InputTokens, MaxOutputTokens, Model, OwnRun, Purpose, needed
 
 
 @app.command()

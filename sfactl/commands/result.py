@@ -7,12 +7,12 @@ from sfad.protocol.requests.records import Result, ResultText
 
 from .. import exits, output
 from ..app import OverFleet, app
-from ..connection import Client
-from ..history import connect
-from ..inside import inside_run
-from ..options import COUNT, flag
-from ..selection import RunSelection
-from ..spreading import spread
+from ..connecting.connection import Client
+from ..connecting.history import connect
+from ..connecting.inside import inside_run
+from ..options.selection import RunSelection
+from ..options.shared import COUNT, flag
+from ..options.spreading import spread
 
 
 @app.command(cls=OverFleet)

@@ -1,11 +1,12 @@
 from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.steering import Resume
 
-from .. import limits, output
+from .. import output
 from ..app import OverFleet, app
-from ..options import NewLimits
-from ..selection import LiveSelection
-from ..spreading import spread
+from ..options import limits
+from ..options.selection import LiveSelection
+from ..options.shared import NewLimits
+from ..options.spreading import spread
 
 
 @app.command(cls=OverFleet)

@@ -1,8 +1,8 @@
 from msgspec.structs import replace
 
 from ..app import TakesCommand, app
-from ..spawn_options import HEADINGS, USAGE, Command, SpawnOptions, commanded
-from ..spreading import spread
+from ..options.spawn import HEADINGS, USAGE, Command, SpawnOptions, commanded
+from ..options.spreading import spread
 from . import spawn
 
 

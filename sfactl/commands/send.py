@@ -8,8 +8,8 @@ from sfad.protocol.requests.steering import Send
 
 from .. import output
 from ..app import OverFleet, app
-from ..connection import connect
-from ..options import Json, LiveRun, Socket, Value, flag
+from ..connecting.connection import connect
+from ..options.shared import Json, LiveRun, Socket, Value, flag
 
 CHUNK = 64 * 1024
 """Bytes of one request: what a pipe holds (pipe(7)). More would wait in the daemon."""

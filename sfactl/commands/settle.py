@@ -5,10 +5,10 @@ from sfad.protocol.requests.use import Settle
 
 from .. import output
 from ..app import app
-from ..connection import call
-from ..options import Json, Socket, Value
-from ..spreading import spread
-from ..usage_options import Amounts, needed
+from ..connecting.connection import call
+from ..options.shared import Json, Socket, Value
+from ..options.spreading import spread
+from ..options.usage import Amounts, needed
 
 
 @app.command()

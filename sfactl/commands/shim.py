@@ -14,13 +14,14 @@ from sfad.protocol.known import KNOWN_PROGRAMS
 from sfad.protocol.paths import SYSTEM_SHIMS, shim_dir, state_dir
 from sfad.protocol.requests.daemon import DaemonInfo, DaemonStatus
 
-from .. import output, table
+from .. import output
 from ..app import app
-from ..connection import ABSENT, Unreachable, call
+from ..connecting.connection import ABSENT, Unreachable, call
+from ..connecting.inside import inside_run
 from ..exits import ExitCode, Quit, UsageError, understood
-from ..inside import inside_run
-from ..options import Json, Socket, Value, one_of
-from ..real_program import DEFAULT_PATH, found, search
+from ..options.shared import Json, Socket, Value, one_of
+from ..shims.real_program import DEFAULT_PATH, found, search
+from ..showing import table
 from ..whole_file import write_whole
 
 LOGIN = 5.0

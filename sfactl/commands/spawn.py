@@ -4,13 +4,14 @@ from sfad.protocol.requests.base import Reply, RunReply
 from sfad.protocol.requests.starting import Refused, Spawn
 from sfad.protocol.types import Status
 
-from .. import exits, output, spawn_options
+from .. import exits, output
 from ..app import TakesCommand, app
-from ..connection import Client
-from ..limits import in_force
-from ..spawn_options import HEADINGS, USAGE, Command, Form, SpawnOptions, commanded
-from ..spreading import spread
-from ..start_daemon import connect_or_start
+from ..connecting.connection import Client
+from ..connecting.start_daemon import connect_or_start
+from ..options import spawn as spawn_options
+from ..options.limits import in_force
+from ..options.spawn import HEADINGS, USAGE, Command, Form, SpawnOptions, commanded
+from ..options.spreading import spread
 
 
 @app.command(cls=TakesCommand, options_metavar=USAGE)
@@ -48,12 +49,12 @@ def start(wanted: SpawnOptions, message: Spawn | None = None) -> int:
 
 
 def _foreground(wanted: SpawnOptions, message: Spawn) -> int:
-    from ..foreground import Foreground  # a run in the background needs nothing of it
+    from ..running.foreground import Foreground  # a run in the background needs nothing of it
 
     client = connect_or_start(wanted.socket)
     message = _completed(wanted, message, client)
     if message.placing is not None:
-        from ..fleet_run import run
+        from ..running.fleet_run import run
 
         return run(client, message, wanted)
 
@@ -68,7 +69,7 @@ def _completed(wanted: SpawnOptions, message: Spawn, client: Client) -> Spawn:
     """Return the message with what the daemon has to be asked for, or sent, before. Raise
     `Quit`."""
     if message.ship is not None:
-        from ..shipping import sent
+        from ..worktrees.shipping import sent
 
         message = sent(message, client)
     if not wanted.mcp:

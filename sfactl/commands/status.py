@@ -9,9 +9,9 @@ from sfad.protocol.units import counted, format_duration
 
 from .. import output
 from ..app import app
-from ..connection import call
-from ..limits import fullest, moment
-from ..options import Json, Socket
+from ..connecting.connection import call
+from ..options.limits import fullest, moment
+from ..options.shared import Json, Socket
 
 WORDS = {
     "quotas.trees": "trees of all users",

@@ -4,15 +4,13 @@ from typing import Annotated
 from sfad.protocol.requests.steering import Stop, Stopped
 from sfad.protocol.units import parse_whole
 
-from .. import exits, output, selection
+from .. import exits, output
 from ..app import OverFleet, app
-from ..connection import connect
-from ..options import (
-    TIME,
-    Value,
-)
-from ..selection import LiveSelection
-from ..spreading import spread
+from ..connecting.connection import connect
+from ..options import selection
+from ..options.selection import LiveSelection
+from ..options.shared import TIME, Value
+from ..options.spreading import spread
 
 
 def _signal(text: str) -> int:

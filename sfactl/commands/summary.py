@@ -22,15 +22,16 @@ from sfad.protocol.requests.summary import (
 from sfad.protocol.types import ErrorCode, Status
 from sfad.protocol.units import counted
 
-from .. import output, table
+from .. import output
 from ..app import OverFleet, app
-from ..connection import Client, DaemonError
-from ..history import connect
-from ..limits import share
-from ..options import MOMENT, Json, Labels, Names, Socket, User, Value, one_of
-from ..selection import labels
-from ..spreading import spread
-from ..waiting import Waiting, of_live, of_queue, of_refused, of_unlanded
+from ..connecting.connection import Client, DaemonError
+from ..connecting.history import connect
+from ..options.limits import share
+from ..options.selection import labels
+from ..options.shared import MOMENT, Json, Labels, Names, Socket, User, Value, one_of
+from ..options.spreading import spread
+from ..showing import table
+from ..showing.waiting import Waiting, of_live, of_queue, of_refused, of_unlanded
 
 SINCE = 12 * 3600.0
 """Seconds that are summarised without `--since`."""

@@ -6,11 +6,11 @@ from msgspec import Struct
 from sfad.protocol.requests.listing import WatchRuns
 
 from ..app import OverFleet, app
-from ..connection import FLEET, unanswered_by
+from ..connecting.connection import FLEET, unanswered_by
 from ..exits import UsageError
-from ..options import Labels, MaybeRun, Names, Socket, User
-from ..selection import labels
-from ..spreading import spread
+from ..options.selection import labels
+from ..options.shared import Labels, MaybeRun, Names, Socket, User
+from ..options.spreading import spread
 
 
 class TopOptions(Struct, frozen=True):

@@ -7,11 +7,11 @@ from sfad.protocol.units import counted
 
 from .. import output
 from ..app import OverFleet, app
-from ..connection import connect
-from ..lines import Line, line_of
-from ..options import Json, MaybeRun, Socket, flag
+from ..connecting.connection import connect
+from ..options.shared import Json, MaybeRun, Socket, flag
+from ..showing.lines import Line, line_of
+from ..showing.waiting import awaited, near, share
 from ..top.table import children
-from ..waiting import awaited, near, share
 
 Below = Mapping[str | None, Sequence[RunInfo]]
 

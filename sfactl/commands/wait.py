@@ -7,11 +7,11 @@ from sfad.protocol.types import RunInfo
 
 from .. import exits, output
 from ..app import OverFleet, app
-from ..connection import Client, Unreachable
-from ..options import TIME
-from ..selection import LiveSelection
-from ..spreading import spread
-from ..waiting import left_behind
+from ..connecting.connection import Client, Unreachable
+from ..options.selection import LiveSelection
+from ..options.shared import TIME
+from ..options.spreading import spread
+from ..showing.waiting import left_behind
 
 
 @app.command(cls=OverFleet)

@@ -1,10 +1,10 @@
 from importlib.util import find_spec
 
 from ..app import OverFleet, app
-from ..connection import unanswered_by
+from ..connecting.connection import unanswered_by
+from ..connecting.inside import inside_run
 from ..exits import ExitCode, Quit, UsageError
-from ..inside import inside_run
-from ..spreading import spread
+from ..options.spreading import spread
 from ..web.options import WebOptions
 
 

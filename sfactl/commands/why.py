@@ -9,13 +9,13 @@ from sfad.protocol.units import counted
 
 from .. import output
 from ..app import OverFleet, app
-from ..connection import Client
-from ..history import connect
-from ..limits import share
-from ..lines import line_of
-from ..selection import RunSelection
-from ..spreading import spread
-from ..waiting import left_behind, troubles, unlanded_json
+from ..connecting.connection import Client
+from ..connecting.history import connect
+from ..options.limits import share
+from ..options.selection import RunSelection
+from ..options.spreading import spread
+from ..showing.lines import line_of
+from ..showing.waiting import left_behind, troubles, unlanded_json
 
 
 @app.command(cls=OverFleet)

@@ -1,7 +1,7 @@
 """The MCP server `sfactl mcp`, which offers sessions to a language model (docs/sessions.md).
 
     client ─ lines ─▶ json_rpc ─▶ server ─┬─▶ eras
-                                             └─▶ session_tools ─▶ sfactl.sessions ─▶ sfad
+                                             └─▶ session_tools ─▶ sfactl.sessions.asking ─▶ sfad
 
 `server`         answers the client of an agent program, and announces the ends of sessions to it
 `json_rpc`       the client's lines; requests and answers, in both directions
@@ -12,6 +12,6 @@
 
 Each agent program starts a server whether or not its model will use a tool, so it starts fast: it
 imports `session_tools` when a tool is called, and `registration` not at all. One thread reads and
-writes. Each request for the daemon has a thread of its own, because `sfactl.sessions` is
+writes. Each request for the daemon has a thread of its own, because `sfactl.sessions.asking` is
 synchronous.
 """

@@ -18,11 +18,11 @@ import msgspec
 from msgspec.structs import replace
 
 from sfad.protocol.known import METERED_PROGRAMS as KNOWN
-from sfad.protocol.paths import xdg
+from sfad.protocol.paths import make_private, xdg
 from sfad.protocol.requests.daemon import AgentList, Agents
 from sfad.protocol.requests.starting import Spawn
 
-from ..connection import Client
+from ..connecting.connection import Client
 from ..exits import UsageError
 from ..whole_file import write_whole
 
@@ -199,7 +199,7 @@ def _gemini_file(command: Sequence[str], given: Mapping[str, str]) -> Path:
     server = _entry(command) | {"trust": True}
     text = _json(own | {"mcpServers": own.get("mcpServers", {}) | {SERVER: server}})
     directory = xdg(os.environ, "XDG_CACHE_HOME", ".cache") / "sfad"
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(directory)
     path = directory / f"gemini-{sha256(text.encode()).hexdigest()[:12]}.json"
     write_whole(path, text.encode())
     return path

@@ -10,7 +10,7 @@ from typing import Any
 from sfad.protocol.requests.daemon import AgentList, Agents
 from sfad.protocol.requests.sessions import SessionRights, SessionRules
 
-from ..connection import connect
+from ..connecting.connection import connect
 from ..exits import ExitCode, Quit
 from . import tools
 from .eras import SUBSCRIPTION, EnvelopeEra, HandshakeEra, opened_by

@@ -17,10 +17,11 @@ from msgspec.structs import replace
 from sfad.protocol.requests.sessions import StartSession
 from sfad.protocol.types import ErrorCode
 
-from .. import output, sessions
-from ..connection import ABSENT, AGAIN, RECONNECT, DaemonError, Unreachable
+from .. import output
+from ..connecting.connection import ABSENT, AGAIN, RECONNECT, DaemonError, Unreachable
 from ..exits import Quit
-from ..sessions import SessionView
+from ..sessions import asking as sessions
+from ..sessions.asking import SessionView
 from . import json_rpc, tools
 from .eras import EnvelopeEra, HandshakeEra, can_ask
 from .json_rpc import INTERNAL_ERROR, INVALID_PARAMS, Cancelled, ClientRequest, RpcError, note

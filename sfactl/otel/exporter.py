@@ -41,8 +41,8 @@ from sfad.protocol.types import ENDED, CallInfo, ErrorCode, RunInfo
 from sfad.protocol.types import Status as RunStatus
 
 from .. import output
-from ..bounded import bounded
-from ..connection import Client, DaemonError, Unreachable, check, connect
+from ..connecting.bounded import bounded
+from ..connecting.connection import Client, DaemonError, Unreachable, check, connect
 from ..exits import ExitCode, Quit, UsageError
 from ..output import plain
 

@@ -4,7 +4,7 @@ import os
 
 from sfad.protocol.requests.daemon import Config, ConfigReply
 
-from ..connection import connect
+from ..connecting.connection import connect
 from ..exits import UsageError
 
 

@@ -19,9 +19,10 @@ from sfad.protocol import messages as m
 from sfad.protocol.types import Limit, LimitKind, RunId, RunInfo
 from sfad.protocol.units import counted
 
-from .. import limits, output
+from .. import output
 from ..exits import Quit, UsageError
-from ..spawn_options import continuation
+from ..options import limits
+from ..options.spawn import continuation
 from .cells import BAD, DIM, GOOD, WARN, heading, in_lines, line, titles
 from .daemon import Feed, Told, ask, said
 from .pane import About, Lines, Pane, alert_lines, explained, named
@@ -429,7 +430,7 @@ class TopApp(App[None]):
             )
 
     async def _land(self, run: RunId) -> None:
-        from .. import landing  # few runs have a worktree
+        from ..worktrees import landing  # few runs have a worktree
 
         assert self._source is not None
         self.say(f"landing {run} …")

@@ -22,8 +22,8 @@ from sfad.protocol.types import LimitKind, LimitState, RunInfo, Status
 from sfad.protocol.units import counted, format_duration
 
 from .. import output
-from ..limits import fullest
-from ..waiting import NEAR, awaited, share
+from ..options.limits import fullest
+from ..showing.waiting import NEAR, awaited, share
 from .table import DEFAULT_ORDER, ENDED, NEARING, QUIET, STUCK, Row, RunTable
 
 GOOD, DIM, WARN, BAD, PLAIN, HEAD, KEY, TITLE = (

@@ -19,11 +19,11 @@ from typing import Literal, TypeVar
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunId
 
-from ..connection import Client, DaemonError, Unreachable, connect
+from ..connecting.connection import Client, DaemonError, Unreachable, connect
 from ..exits import Quit
-from ..follower import FileWatch
-from ..growing import LOOK, of_file, of_node, of_text
 from ..output import plain
+from ..showing.follower import FileWatch
+from ..showing.growing import LOOK, of_file, of_node, of_text
 
 STATUS_AGAIN = 5.0
 """Seconds between two looks at the alerts and the cost of the last hour, which passes without a

@@ -15,7 +15,8 @@ from textual.widgets import Log
 
 from sfad.protocol.types import AlertState, Event, RunId, RunInfo
 
-from .. import limits, output
+from .. import output
+from ..options import limits
 from .cells import DIM, HEAD, KEY, line
 from .daemon import Feed, Tail
 from .table import reason

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from sfad.protocol.types import Hold, RunId, RunInfo, Status
 
 from .. import output
-from ..waiting import NEAR, near, troubles
+from ..showing.waiting import NEAR, near, troubles
 
 WAITS, STUCK, NEARING, ENDED, QUIET = 4, 3, 2, 1, 0
 """It waits for a person; it does not get on; it is near a limit; it ended badly; nothing is

@@ -9,10 +9,12 @@ from sfad.protocol import messages as m
 from sfad.protocol.kinds import KINDS
 from sfad.protocol.types import ErrorCode, Limit, RunInfo
 
-from .. import limits, output, spawn_options
-from ..connection import DaemonError
+from .. import output
+from ..connecting.connection import DaemonError
 from ..exits import StartRefused, UsageError
-from ..limits import describe
+from ..options import limits
+from ..options import spawn as spawn_options
+from ..options.limits import describe
 from . import views
 from .source import Source, in_thread
 
@@ -134,7 +136,7 @@ async def _land(source: Source, run: str, _body: Body) -> Body:
         raise UsageError(f"its worktree is on node {node}: there, sfactl land {on_node}")
 
     def work() -> str:
-        from .. import landing  # few runs have a worktree
+        from ..worktrees import landing  # few runs have a worktree
 
         with source.connect_here() as client:
             return landing.from_afar(client.call, on_node)

@@ -20,7 +20,7 @@ import trio
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunId, RunInfo
 
-from ..connection import Client, DaemonError, Unreachable
+from ..connecting.connection import Client, DaemonError, Unreachable
 from ..exits import Quit
 from ..top.table import WAITS, RunTable
 from . import views

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from sfad.protocol.paths import xdg
+from sfad.protocol.paths import make_private, xdg
 
 LINK_SECONDS = 600.0
 """For so long a link works."""
@@ -185,7 +185,7 @@ class Held(Exception):
 
 def _own(directory: Path) -> Path:
     """Return a directory that only this user can change. Raise `OSError`."""
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(directory)
     for each in (directory, directory.parent):
         found = each.stat()
         if found.st_uid != os.geteuid() or found.st_mode & 0o022:

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from ..options import Socket, Value, flag
+from ..options.shared import Socket, Value, flag
 
 
 class Address(NamedTuple):

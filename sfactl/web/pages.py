@@ -23,11 +23,11 @@ from sfad.protocol.types import SEVERITIES, ErrorCode, Event, RunId, Severity, S
 from sfad.protocol.units import parse_duration
 
 from .. import output
-from ..connection import ABSENT, DaemonError, Unreachable
+from ..connecting.connection import ABSENT, DaemonError, Unreachable
 from ..exits import Quit, UsageError, understood
-from ..options import pair
-from ..selection import labels
-from ..waiting import unlanded
+from ..options.selection import labels
+from ..options.shared import pair
+from ..showing.waiting import unlanded
 from . import actions, views
 from .access import MOST_BODY, Gate
 from .feed import Feed

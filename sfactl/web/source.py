@@ -12,7 +12,7 @@ import trio
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunId
 
-from ..connection import FLEET, Client, call, connect
+from ..connecting.connection import FLEET, Client, call, connect
 
 T = TypeVar("T")
 R = TypeVar("R", bound=m.Reply)

@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from sfad.protocol import messages as m
 from sfad.protocol.types import SEVERITIES, RunId, Severity
 
-from ..connection import Client, check
+from ..connecting.connection import Client, check
 from ..exits import Quit
 from . import tail, views
 from .feed import AGAIN, Feed

@@ -19,10 +19,10 @@ import trio
 from sfad.protocol import messages as m
 from sfad.protocol.types import ErrorCode, RunId
 
-from ..connection import Client, DaemonError, Unreachable
+from ..connecting.connection import Client, DaemonError, Unreachable
 from ..exits import Quit
-from ..follower import FileWatch
-from ..growing import BEFORE, LOOK, of_file, of_node, of_text
+from ..showing.follower import FileWatch
+from ..showing.growing import BEFORE, LOOK, of_file, of_node, of_text
 from . import views
 from .source import Source
 

@@ -26,11 +26,12 @@ from sfad.protocol.types import (
 )
 from sfad.protocol.units import counted, format_duration
 
-from .. import limits, output
-from ..limits import fullest
+from .. import output
+from ..options import limits
+from ..options.limits import fullest
 from ..output import percent, plain
+from ..showing.waiting import of, share
 from ..top.table import RunTable, remark
-from ..waiting import of, share
 
 LONGEST = 400
 """Characters of a text of a run in a row."""

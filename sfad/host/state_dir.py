@@ -22,6 +22,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..protocol.paths import make_private
 from .files import is_regular, set_aside
 from .socket_file import AlreadyRunning, PathError
 
@@ -94,7 +95,7 @@ def prepare_state_dir(path: Path) -> None:
     An existing one with a wider mode is narrowed only if it is empty or was ours before: it could
     be `/tmp`."""
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(path)
         found = path.stat()
         if found.st_uid != os.geteuid():
             raise PathError(

@@ -108,6 +108,15 @@ def _has_runtime_dir(env: Mapping[str, str]) -> bool:
     return os.path.isabs(env.get("XDG_RUNTIME_DIR", ""))
 
 
+def make_private(path: Path) -> None:
+    """Make a directory that only this user can look into, and those above it that are missing:
+    `mkdir(parents=True)` would make these as open as the umask allows. What is there stays as it
+    is. Raises `OSError`."""
+    missing = [each for each in path.parents if not each.exists()]
+    for each in (*reversed(missing), path):
+        each.mkdir(mode=0o700, exist_ok=True)
+
+
 def connect_path(sock: socket.socket, path: str | os.PathLike[str]) -> None:
     """Connect a socket. While the listener's queue is full, a signal that is handled makes Python's
     connect() return without a connection, as if that were under way, which only TCP's would be."""

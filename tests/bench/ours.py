@@ -13,7 +13,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
-from sfactl.connection import Client
+from sfactl.connecting.connection import Client
 from sfad.core.state.run import run_id
 from sfad.protocol import messages as m
 from sfad.protocol.framing import SUPPORTED

@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 from sfactl.app import carry_out
 from sfactl.commands import spawn
-from sfactl.spawn_options import SpawnOptions
+from sfactl.options.spawn import SpawnOptions
 
 
 def spawn_options_of(words: Sequence[str]) -> SpawnOptions:

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from sfactl.connection import Client
+from sfactl.connecting.connection import Client
 from tests.harness import stopped, unlocked, wait_until
 from tests.template import Child, fork_daemon, run_forked
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from sfactl import start_daemon
+from sfactl.connecting import start_daemon
 
 from .conftest import PATIENCE, SFACTL, World
 

@@ -181,7 +181,7 @@ def test_a_daemon_that_is_away_is_waited_for(daemon: Scripted, sfad: Sfad) -> No
 def test_a_daemon_that_stays_away_is_unreachable_and_waited_for_once(
     daemon: Scripted, sfad: Sfad, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sfactl.connection.RECONNECT", 0.3)
+    monkeypatch.setattr("sfactl.connecting.connection.RECONNECT", 0.3)
     sfad.report(turns=1)
     daemon.stop()
     with pytest.raises(

@@ -7,8 +7,9 @@ import sys
 
 import pytest
 
-from sfactl import spawn_options, verbs
-from sfactl.connection import Client
+from sfactl import verbs
+from sfactl.connecting.connection import Client
+from sfactl.options import spawn as spawn_options
 from sfad.protocol.types import LimitKind
 from tests.harness import started
 from tests.tiers import first
@@ -16,7 +17,7 @@ from tests.tiers import first
 from .conftest import PATIENCE, World
 
 ASK = (
-    "import sys; import sfactl.shell_completion as s; s.COMPLETION_SECONDS = 60; "
+    "import sys; import sfactl.options.completion as s; s.COMPLETION_SECONDS = 60; "
     "sys.argv = ['sfactl']; from sfactl.__main__ import main; main()"
 )
 """Completes with time for a loaded machine."""

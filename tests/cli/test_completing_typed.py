@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sfactl.connection import Client
+from sfactl.connecting.connection import Client
 from tests.harness import started
 from tests.tiers import variant
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sfactl import connection
-from sfactl.connection import Client, ConnectionLost, DaemonError, Unreachable, explain
+from sfactl.connecting import connection
+from sfactl.connecting.connection import Client, ConnectionLost, DaemonError, Unreachable, explain
 from sfactl.exits import ExitCode, Quit
 from sfad.protocol import messages as m
 from sfad.protocol.framing import MAX_REQUEST, FrameDecoder, frame
@@ -222,7 +222,7 @@ def test_who_accepts_and_says_nothing_is_not_waited_for_longer_than_a_restart(
     def script(_connection: socket.socket, receive: Callable[[], m.Request]) -> None:
         receive()
 
-    monkeypatch.setattr("sfactl.connection.RECONNECT", 0.3)
+    monkeypatch.setattr("sfactl.connecting.connection.RECONNECT", 0.3)
     with (
         served(tmp_path, script) as path,
         Client(path) as client,
@@ -330,7 +330,7 @@ def test_an_answer_of_an_unknown_type_is_named(tmp_path: Path) -> None:
 
 
 def test_silence_ends_in_a_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sfactl.connection.HANDSHAKE_TIMEOUT", 0.05)
+    monkeypatch.setattr("sfactl.connecting.connection.HANDSHAKE_TIMEOUT", 0.05)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "sock"))
         listener.listen()

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from sfactl.connection import Client
+from sfactl.connecting.connection import Client
 from sfad.protocol import messages as m
 from tests.harness import PYTHON, alive, started, wait_until
 from tests.tiers import first, sampled, variant

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sfactl import options
 from sfactl.commands.logs import LineFollower, LineForm, Source, last_lines, start_of
-from sfactl.follower import SOON, Copying, Follower
+from sfactl.options import shared as options
+from sfactl.showing.follower import SOON, Copying, Follower
 from sfad.storage.output import OutputFiles
 
 

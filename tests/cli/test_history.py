@@ -65,7 +65,7 @@ def test_another_user_s_history_is_not_read(tmp_path: Path) -> None:
     (state / "ledger.db").touch()
 
     def listed() -> object:
-        from sfactl import history
+        from sfactl.connecting import history
         from sfactl.exits import Quit
 
         os.environ |= {"SFAD_STATE_DIR": str(state), "SFAD_SOCKET": "/nonexistent/s"}

@@ -64,7 +64,7 @@ LINES = (
 @pytest.mark.parametrize("line", LINES)
 def test_a_verb_imports_nothing_slow(shared: World, live: str, line: str) -> None:
     found = imported(*(live if word == "RUN" else word for word in line.split()), env=shared.env)
-    assert "sfactl.connection" in found, (
+    assert "sfactl.connecting.connection" in found, (
         "the line must have been carried out as far as the connection"
     )
     assert not found & SLOW
@@ -82,7 +82,7 @@ def test_a_verb_imports_nothing_slow_where_no_daemon_is(line: str) -> None:
     found = imported(
         *line.split(), "--socket", "/nonexistent", env=os.environ | {"SFAD_AUTOSTART": "0"}
     )
-    assert "sfactl.connection" in found
+    assert "sfactl.connecting.connection" in found
     assert not found & SLOW
 
 
@@ -121,11 +121,11 @@ def test_a_shim_imports_nothing_slow(shared: World, tmp_path: Path) -> None:
         file.chmod(0o755)
     path = f"{shim.parent}:{real.parent}:{os.environ['PATH']}"
     outside = imported("x", env=shared.env | {"PATH": path}, python=["-IS"], script=shim)
-    assert "sfactl.real_program" in outside
-    assert not outside & {*SLOW, "sfactl.connection"}
+    assert "sfactl.shims.real_program" in outside
+    assert not outside & {*SLOW, "sfactl.connecting.connection"}
     command = [sys.executable, "-IS", "-X", "importtime", str(shim), "x"]
     inside = modules(shared.sfactl("run", "-q", "--env", f"PATH={path}", "--", *command).stderr)
-    assert "sfactl.connection" in inside
+    assert "sfactl.connecting.connection" in inside
     assert not inside & SLOW
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sfactl import inside
+from sfactl.connecting import inside
 
 
 @pytest.mark.parametrize("variable", inside.INSIDE)

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from sfactl import limits, output, spawn_options
+from sfactl import output
 from sfactl.commands import info, tree, why
 from sfactl.commands import list as list_
+from sfactl.options import limits
+from sfactl.options import spawn as spawn_options
 from sfad.protocol.messages import Spawn
 from sfad.protocol.types import Action, Event, Limit, LimitKind, LimitState, RunInfo, Status, Usage
 

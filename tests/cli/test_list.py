@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from sfactl import output, table
+from sfactl import output
 from sfactl.commands import list as list_
-from sfactl.options import moment
+from sfactl.options.shared import moment
+from sfactl.showing import table
 from sfad.core.state.run import run_id
 from sfad.protocol.types import RunInfo, Status, Usage
 from tests.harness import wait_until

@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.core import TyperGroup, TyperOption
 
-from sfactl import app, spawn_options, verbs
+from sfactl import app, verbs
 from sfactl.__main__ import execute
-from sfactl.options import WITHOUT_VALUE
-from sfactl.usage_options import Amounts
+from sfactl.options import spawn as spawn_options
+from sfactl.options.shared import WITHOUT_VALUE
+from sfactl.options.usage import Amounts
 from sfad.protocol.requests.use import Report, Settle
 
 WORDS = st.text("abcXYZ019=,.:/ é-", min_size=1, max_size=8)

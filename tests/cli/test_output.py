@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfactl import output, table
+from sfactl import output
 from sfactl.commands import info, status, tree, why
+from sfactl.showing import table
 from sfactl.top.table import children
 from sfad.protocol.types import Status
 

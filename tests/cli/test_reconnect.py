@@ -20,8 +20,9 @@ from typing import Any, Protocol
 import msgspec
 import pytest
 
-from sfactl import connection, sessions
-from sfactl.connection import Client, ConnectionLost
+from sfactl.connecting import connection
+from sfactl.connecting.connection import Client, ConnectionLost
+from sfactl.sessions import asking as sessions
 from sfad.features.advice.messages import Recommend, Recommended
 from sfad.protocol import messages as m
 from sfad.protocol.paths import connect_path
@@ -35,7 +36,8 @@ from .scripted import Scripted
 from .test_terminal import Screen
 
 IMPATIENT = (
-    "import sfactl.connection as c; c.RECONNECT = 0.6; from sfactl.__main__ import main; main()"
+    "import sfactl.connecting.connection as c; c.RECONNECT = 0.6; "
+    "from sfactl.__main__ import main; main()"
 )
 """`sfactl` that waits less long for a daemon."""
 

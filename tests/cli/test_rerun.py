@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfactl import spawn_options
 from sfactl.commands import rerun
+from sfactl.options import spawn as spawn_options
 from sfad.protocol.messages import Spawn
 from sfad.protocol.types import Action, Bound, Claim, Isolation, Limit, LimitKind, Placing, Ship
 

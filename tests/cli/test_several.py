@@ -11,8 +11,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sfactl import shell_completion, verbs
-from sfactl.connection import Client, DaemonError
+from sfactl import verbs
+from sfactl.connecting.connection import Client, DaemonError
+from sfactl.options import completion as shell_completion
 from sfactl.output import own_user
 from sfad.protocol import messages as m
 from sfad.protocol.types import After, Claim, ErrorCode, Status
@@ -415,7 +416,9 @@ KIND = re.compile(r'\b(?:words=|completing\()"([^"]+)"')
 
 
 def test_every_kind_of_word_is_known() -> None:
-    sources = [path.read_text() for path in Path(shell_completion.__file__).parent.rglob("*.py")]
+    sources = [
+        path.read_text() for path in Path(shell_completion.__file__).parents[1].rglob("*.py")
+    ]
     declared = {kind for text in sources for kind in KIND.findall(text)}
     assert declared == set(shell_completion.CANDIDATES)
 

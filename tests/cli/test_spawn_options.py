@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfactl import environment, spawn_options
+from sfactl import environment
 from sfactl.exits import UsageError
+from sfactl.options import spawn as spawn_options
 from sfad import agents
 from sfad.protocol.known import METERS
 from sfad.protocol.messages import Spawn, pack_message, unpack_request

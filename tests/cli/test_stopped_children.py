@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from sfactl.connection import Client
+from sfactl.connecting.connection import Client
 from tests.harness import ended, stopped, wait_until
 
 from .conftest import World

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sfactl.connection import Client
+from sfactl.connecting.connection import Client
 from sfad.protocol import messages as m
 from sfad.protocol.types import Claim, ErrorCode
 from tests.harness import ended, spawn, started, stopped

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from sfactl.connection import Client, Unreachable
+from sfactl.connecting.connection import Client, Unreachable
 from tests.harness import GONE, as_nobody, as_root, wait_until
 
 from .conftest import PATIENCE, World

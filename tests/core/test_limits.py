@@ -308,6 +308,19 @@ def test_a_feature_learns_until_the_config_is_read_again() -> None:
     assert shown(t, t.start("a", run_type="qa"), "turns") == "turns=10:terminate"
 
 
+def test_what_was_learnt_of_a_derived_name_is_found_again() -> None:
+    t = Transcript()
+    asked_of: list[str | None] = []
+
+    def learnt(_uid: int, _type: str | None, name: str | None) -> list[Limit]:
+        asked_of.append(name)
+        return []
+
+    t >> e.LimitsLearnt(t.at, "a", learnt)
+    t >> t.spawn(None, argv=("python3", "review.py"))
+    assert [run.name for run in t.machine.tree] == asked_of == ["review"]
+
+
 WORDS = [None, *Action]
 
 

@@ -243,7 +243,7 @@ class Transcript:
         self.last_token += 1
         return self.last_token
 
-    def spawn(self, name: str, peer: Peer = ANN, **asked: Any) -> e.SpawnRequested:
+    def spawn(self, name: str | None, peer: Peer = ANN, **asked: Any) -> e.SpawnRequested:
         """A peer asks for a run. `timeout=seconds(9)` and `limits="turns=10:pause"` are limits."""
         bounds = asked.pop("limits", ())
         bounds = limits(bounds) if isinstance(bounds, str) else tuple(bounds)

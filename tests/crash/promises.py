@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from sfactl.connection import Client
+from sfactl.connecting.connection import Client
 from sfad.core.state.run import run_number
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunId, RunInfo, Status

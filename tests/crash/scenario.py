@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from sfactl.connection import Client, DaemonError, Unreachable
+from sfactl.connecting.connection import Client, DaemonError, Unreachable
 from sfad.protocol import messages as m
 from sfad.protocol.types import (
     Action,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sfactl.connection import Unreachable
+from sfactl.connecting.connection import Unreachable
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo, Status
 from tests.conftest import Start

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sfactl.connection import Client
+from sfactl.connecting.connection import Client
 from sfad.protocol import messages as m
 from sfad.protocol.types import Action, Event, Limit, LimitKind, RunInfo
 from tests.harness import PATIENCE, spawn

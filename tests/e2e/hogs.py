@@ -28,7 +28,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from sfactl.connection import Client, DaemonError
+from sfactl.connecting.connection import Client, DaemonError
 from sfactl.exits import Quit
 from sfad.protocol import messages as m
 from sfad.protocol.framing import MAX_REQUEST, SUPPORTED, FrameDecoder, ProtocolError

@@ -12,7 +12,7 @@ from tests.harness import agent, started, stopped
 
 ASK = """
 import pathlib, sys
-from sfactl.connection import Client
+from sfactl.connecting.connection import Client
 from sfad.protocol import messages as m
 path, stranger = pathlib.Path(sys.argv[1]), sys.argv[2]
 with Client(path) as client:

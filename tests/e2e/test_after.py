@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sfactl.connection import Client
+from sfactl.connecting.connection import Client
 from sfad.protocol import messages as m
 from sfad.protocol.types import After, RunInfo, Status
 from tests.conftest import GENEROUS, Start

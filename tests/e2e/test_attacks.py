@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from sfactl.connection import Client
+from sfactl.connecting.connection import Client
 from sfad.processes import kernel
 from sfad.processes.contain.cgroup import cgroupfs
 from sfad.protocol import messages as m

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sfactl.connection import Client
+from sfactl.connecting.connection import Client
 from sfactl.exits import ExitCode
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo, Status

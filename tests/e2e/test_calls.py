@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sfactl.connection import Client
+from sfactl.connecting.connection import Client
 from sfad.host.faults import STATUS
 from sfad.protocol import messages as m
 from sfad.protocol.types import CallInfo, LimitKind

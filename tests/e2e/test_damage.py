@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
-from sfactl.connection import Client
+from sfactl.connecting.connection import Client
 from sfad.durable.budgets import Charged
 from sfad.protocol import messages as m
 from sfad.protocol.types import Event, RunInfo, Status

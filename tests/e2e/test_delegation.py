@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from sfactl import sessions
-from sfactl.connection import Client
+from sfactl.connecting.connection import Client
 from sfactl.exits import Quit
-from sfactl.sessions import SessionRefused
+from sfactl.sessions import asking as sessions
+from sfactl.sessions.asking import SessionRefused
 from sfad.protocol import messages as m
 from tests.conftest import Start
 from tests.harness import PYTHON, Daemon, agent, ended, running, started, stopped, wait_until

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 import trustme
 
-from sfactl.connection import Client
+from sfactl.connecting.connection import Client
 from sfad.protocol import messages as m
 from sfad.protocol.types import Event, Isolation, RunInfo
 from tests.conftest import Start

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from sfactl.connection import Client
+from sfactl.connecting.connection import Client
 from sfad.processes import kernel
 from sfad.processes.contain.cgroup import cgroupfs
 from sfad.protocol.types import Isolation, RunInfo

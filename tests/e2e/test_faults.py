@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sfactl.connection import Client
+from sfactl.connecting.connection import Client
 from sfad.protocol import messages as m
 from sfad.protocol.types import ErrorCode, Status
 from tests.conftest import Start

@@ -132,7 +132,7 @@ def test_inside_a_run_no_second_daemon_is_started(
 
 HUNDRED = """
 import json, threading
-from sfactl.connection import Client
+from sfactl.connecting.connection import Client
 from sfad.protocol import messages as m
 import pathlib
 go = threading.Barrier(100)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sfactl.connection import Client, DaemonError
+from sfactl.connecting.connection import Client, DaemonError
 from sfad import config
 from sfad.features.hooks.messages import TryHook
 from sfad.features.metrics.messages import Metrics, MetricsText

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from sfactl.connection import Client
+from sfactl.connecting.connection import Client
 from sfad.protocol import messages as m
 from sfad.protocol.types import Isolation, RunInfo, Status
 from tests.conftest import Start
@@ -572,7 +572,7 @@ def test_the_daemon_of_root_isolates_runs_of_others() -> None:
         work.mkdir(mode=0o755)
         script = work / "ask.py"
         script.write_text(
-            "from sfactl.connection import connect\nwith connect(None) "
+            "from sfactl.connecting.connection import connect\nwith connect(None) "
             "as client: print(client.welcome.run)\n"
         )
         interpreter = Path(sys.executable).resolve().name

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from sfactl.landing import work_left
+from sfactl.worktrees.landing import work_left
 from sfad.git import commands
 from sfad.protocol import messages as m
 from sfad.protocol.types import Isolation, RunInfo, Worktree

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from sfactl.connection import DaemonError
+from sfactl.connecting.connection import DaemonError
 from sfactl.exits import ExitCode
 from sfad.host.descriptors import soft_of
 from sfad.protocol import messages as m
@@ -123,7 +123,7 @@ from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from sfactl.client import RequestFailed, Sfad
-from sfactl.connection import Client, DaemonError
+from sfactl.connecting.connection import Client, DaemonError
 path = Path(os.environ["SFA_SOCKET"])
 clients, why = [], ""
 try:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from sfactl.connection import Client, ConnectionLost
+from sfactl.connecting.connection import Client, ConnectionLost
 from sfad.protocol import messages as m
 from sfad.protocol.messages import pack_message
 from sfad.protocol.types import RunInfo

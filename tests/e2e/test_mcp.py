@@ -17,7 +17,7 @@ import pytest
 import trio
 from msgspec import structs
 
-from sfactl.connection import Client as Connection
+from sfactl.connecting.connection import Client as Connection
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo, Status
 from tests.conftest import Start

@@ -34,7 +34,7 @@ ADDED: dict[str, dict[str, str | None]] = {
 """What follows which line; `None`: a field like it."""
 
 REPORT = """
-from sfactl.connection import Client
+from sfactl.connecting.connection import Client
 from sfactl.top.cells import bars
 from sfad.protocol import messages as m
 with Client(sys.argv[1]) as client:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from sfactl.connection import Client
+from sfactl.connecting.connection import Client
 from sfad.host.probe import user_name
 from sfad.protocol import messages as m
 from sfad.protocol.requests.subscriptions import SubscriptionInfo

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from sfactl.connection import DaemonError
+from sfactl.connecting.connection import DaemonError
 from sfad.durable.budgets import period
 from sfad.protocol import messages as m
 from sfad.protocol.types import ErrorCode, Status

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from sfactl.connection import Client
+from sfactl.connecting.connection import Client
 from sfad.protocol import messages as m
 from sfad.protocol.types import Action, Limit, LimitKind, RunInfo, Status
 from tests.conftest import Start

@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sfactl.connection import Client, Unreachable
+from sfactl.connecting.connection import Client, Unreachable
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo, Status
 from tests.conftest import Start

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sfactl.connection import Client
+from sfactl.connecting.connection import Client
 from sfad.core.state.run import run_number
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo, Status

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sfactl.connection import Client, DaemonError
+from sfactl.connecting.connection import Client, DaemonError
 from sfad.daemon.server import shares
 from sfad.protocol import messages as m
 from sfad.protocol.types import ErrorCode, RunInfo, Status
@@ -23,7 +23,7 @@ SLEEP = ["sleep", "120"]
 WATCHER = """
 import json, os, sys
 from pathlib import Path
-from sfactl.connection import Client
+from sfactl.connecting.connection import Client
 from sfad.protocol import messages as m
 with Client(Path(os.environ["SFA_SOCKET"])) as client:
     client.send(m.WatchRuns(id=0))

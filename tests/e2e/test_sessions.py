@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from sfactl.connection import Client
+from sfactl.connecting.connection import Client
 from sfad.protocol.types import RunInfo, Status
 from tests.conftest import Start
 from tests.harness import Daemon, alive, ended, started, wait_until

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sfactl.connection import Client
+from sfactl.connecting.connection import Client
 from sfad.core.state.access import TABLE
 from sfad.features.advice.messages import Recommend, Recommended
 from sfad.features.metrics.messages import Metrics, MetricsText

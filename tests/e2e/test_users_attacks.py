@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from sfactl.connection import Client
+from sfactl.connecting.connection import Client
 from sfad.features.advice.messages import Recommend
 from sfad.protocol import messages as m
 from sfad.protocol.types import After, Claim, RunInfo
@@ -131,7 +131,7 @@ def test_a_user_whom_a_run_has_become_sees_nothing_else_of_its_own(everyones: Da
     code = f"""
 import os, sys
 sys.path[:0] = {sys.path!r}
-from sfactl.connection import Client
+from sfactl.connecting.connection import Client
 from sfad.protocol import messages as m
 with Client({str(everyones.socket)!r}) as client:
     client.call(m.List(id=client.next_id()), m.RunList)  # it imports nothing after that

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
-from sfactl.connection import Client
+from sfactl.connecting.connection import Client
 from sfad.host.probe import user_name
 from sfad.processes import kernel
 from sfad.protocol import messages as m

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from sfactl.connection import Client
+from sfactl.connecting.connection import Client
 from sfad.protocol import messages as m
 from sfad.protocol.types import Isolation, RunInfo
 from tests.harness import PATIENCE, Daemon, ended, running, started, wait_until

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from sfactl.connection import Client
+from sfactl.connecting.connection import Client
 from sfad.features.isolation import view
 from sfad.protocol import messages as m
 from sfad.protocol.types import Isolation, RunInfo

@@ -102,8 +102,12 @@ def test_a_daemon_without_a_feature(copy: Copy, feature: str) -> None:
 def test_a_client_without_worktrees(copy: Copy) -> None:
     """Its verbs are gone; others that look at what a run has left find nothing to look at."""
     copy.delete("worktrees")
-    modules = "sfactl.commands.prune, sfactl.shipping, sfactl.top.app, sfactl.waiting"
-    left = "list(sfactl.waiting.of_unlanded(None, None)), sfactl.shipping._led('/')"
+    modules = (
+        "sfactl.commands.prune, sfactl.worktrees.shipping, sfactl.top.app, sfactl.showing.waiting"
+    )
+    left = (
+        "list(sfactl.showing.waiting.of_unlanded(None, None)), sfactl.worktrees.shipping._led('/')"
+    )
     for words in (
         ["-c", f"import {modules}, sfactl.web.actions; print({left})"],
         ["-m", "sfactl", "--help"],

@@ -21,7 +21,7 @@ import psutil
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from sfactl.connection import Client
+from sfactl.connecting.connection import Client
 from sfactl.exits import Quit
 from sfad.protocol import messages as m
 from sfad.protocol.types import (
@@ -146,7 +146,7 @@ def _only(fleet: Daemons, node: str, name: str) -> RunInfo:
 
 ASK = """
 import os, sys
-from sfactl.connection import connect
+from sfactl.connecting.connection import connect
 from sfad.protocol import messages as m
 from sfad.protocol.types import *
 client = connect(None)

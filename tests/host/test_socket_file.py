@@ -181,7 +181,7 @@ def test_a_sticky_directory_is_not_refused(safe: Path) -> None:
 def test_links_are_followed(safe: Path, tmp_path: Path) -> None:
     bad = tmp_path / "bad"
     bad.mkdir()
-    (bad / "below").mkdir()
+    (bad / "below").mkdir(mode=0o755)
     (safe / "to-bad").symlink_to("../bad/below")
     (bad / "to-safe").symlink_to(safe)
     bad.chmod(0o777)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from sfactl.connection import Client, DaemonError
+from sfactl.connecting.connection import Client, DaemonError
 from sfad.protocol import messages as m
 from sfad.protocol.types import Action, Limit, LimitKind, Placing, RunInfo, Status
 from tests.harness import Daemon, spawn, started, wait_until
@@ -276,7 +276,7 @@ def test_top_shows_and_steers_the_runs_of_all_nodes(nodes: Fleet, run: str) -> N
 def test_only_who_may_use_the_fleet_is_answered_for_it(nodes: Fleet) -> None:
     """A run may not: it would reach other nodes with the rights of this node's daemon."""
     ask = (
-        "from sfactl.connection import connect\n"
+        "from sfactl.connecting.connection import connect\n"
         "try: connect(None).ask_fleet()\n"
         "except Exception as error: print(error.message)"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import stat
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from sfad.protocol.paths import (
     client_sockets,
     connect_path,
     daemon_socket,
+    make_private,
     state_dir,
 )
 
@@ -95,3 +97,18 @@ def test_a_signal_while_the_daemons_queue_is_full_leaves_no_connection_that_is_n
         signal.setitimer(signal.ITIMER_REAL, 0.1)
         connect_path(second, tmp_path / "s")
         assert second.getpeername() == os.fspath(tmp_path / "s")
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o002, 0o077])
+def test_a_private_directory_is_in_no_open_one_with_any_umask(tmp_path: Path, umask: int) -> None:
+    tmp_path.chmod(0o755)
+    old = os.umask(umask)
+    try:
+        make_private(tmp_path / "a" / "b")
+        make_private(tmp_path / "a" / "b")
+    finally:
+        os.umask(old)
+    modes = [
+        stat.S_IMODE(each.stat().st_mode) for each in (tmp_path, tmp_path / "a", tmp_path / "a/b")
+    ]
+    assert modes == [0o755, 0o700, 0o700]

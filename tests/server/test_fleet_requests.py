@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sfactl.connection import DaemonError
+from sfactl.connecting.connection import DaemonError
 from sfad.protocol import messages as m
 from sfad.protocol.types import Placing, Ship
 from tests.harness import running, started

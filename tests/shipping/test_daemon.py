@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from sfactl.commands import fetch, spawn
-from sfactl.connection import Client
+from sfactl.connecting.connection import Client
 from sfactl.exits import Quit
-from sfactl.spawn_options import SpawnOptions
+from sfactl.options.spawn import SpawnOptions
 from sfad.protocol import messages as m
 from sfad.protocol.types import Status
 from tests.harness import Daemon, running, wait_until

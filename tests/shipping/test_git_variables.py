@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sfactl.landing import led
+from sfactl.worktrees.landing import led
 from sfad import shipping
 from sfad.features.worktrees.record import Record
 from sfad.git.commands import SETTINGS

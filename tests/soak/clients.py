@@ -9,7 +9,7 @@ from collections import Counter
 from random import Random
 from typing import Any
 
-from sfactl.connection import Client, DaemonError, Unreachable
+from sfactl.connecting.connection import Client, DaemonError, Unreachable
 from sfad.protocol import messages as m
 from sfad.protocol.types import ErrorCode, RunId, RunInfo
 from tests.crash.promises import all_runs

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from sfactl.connection import Client
+from sfactl.connecting.connection import Client
 from sfad.features.metrics.messages import Metrics, MetricsText
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from random import Random
 
-from sfactl.connection import Client, DaemonError, Unreachable
+from sfactl.connecting.connection import Client, DaemonError, Unreachable
 from sfad.protocol import messages as m
 from tests.crash.victim import Agents
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from textual import events
 
-from sfactl.connection import Unreachable
+from sfactl.connecting.connection import Unreachable
 from sfactl.top import app as module
 from sfactl.top.app import TopApp
 from sfactl.top.daemon import OutputTail, R, Show, Tail, Take

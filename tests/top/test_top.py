@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sfactl.connection import Client
+from sfactl.connecting.connection import Client
 from sfad.protocol import messages as m
 from sfad.protocol.types import Action, After, Limit, LimitKind, RunInfo, Status
 from tests.conftest import Start

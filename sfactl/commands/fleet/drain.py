@@ -4,8 +4,8 @@ from sfad.protocol.requests.base import Done
 from sfad.protocol.requests.fleet import DrainNode
 
 from ... import output
-from ...connection import call
-from ...options import NODE, Json, Socket, flag
+from ...connecting.connection import call
+from ...options.shared import NODE, Json, Socket, flag
 from . import app
 
 

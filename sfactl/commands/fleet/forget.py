@@ -4,8 +4,8 @@ from sfad.protocol.requests.fleet import ForgetNode, Forgotten
 from sfad.protocol.units import counted
 
 from ... import output
-from ...connection import call
-from ...options import NODE, Json, Socket
+from ...connecting.connection import call
+from ...options.shared import NODE, Json, Socket
 from . import app
 
 

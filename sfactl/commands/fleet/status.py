@@ -2,9 +2,9 @@ from sfad.protocol.requests.fleet import FleetState, FleetStatus
 from sfad.protocol.units import counted, format_elapsed
 
 from ... import output
-from ...connection import call
+from ...connecting.connection import call
 from ...exits import ExitCode
-from ...options import Json, Socket
+from ...options.shared import Json, Socket
 from . import app
 
 

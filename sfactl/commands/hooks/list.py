@@ -2,10 +2,11 @@ from collections.abc import Callable
 
 from sfad.protocol.requests.daemon import DaemonInfo, DaemonStatus, HookState
 
-from ... import output, table
-from ...connection import call
+from ... import output
+from ...connecting.connection import call
 from ...exits import ExitCode, Quit
-from ...options import Json, Socket
+from ...options.shared import Json, Socket
+from ...showing import table
 from . import app
 
 

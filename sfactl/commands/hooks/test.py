@@ -3,9 +3,9 @@ from typing import Annotated
 from sfad.features.hooks.messages import HookTested, TryHook
 
 from ... import output
-from ...connection import call
+from ...connecting.connection import call
 from ...exits import ExitCode
-from ...options import NEW_NAME, Json, Socket, Value
+from ...options.shared import NEW_NAME, Json, Socket, Value
 from . import app
 
 FAILED = 1

@@ -1,11 +1,13 @@
 from functools import partial
 from typing import Annotated
 
-from ... import output, session_options, sessions
-from ...options import TIME
-from ...session_options import SessionOptions, Task
-from ...sessions import SessionView
-from ...spreading import spread
+from ... import output
+from ...options.shared import TIME
+from ...options.spreading import spread
+from ...sessions import asking as sessions
+from ...sessions import options as session_options
+from ...sessions.asking import SessionView
+from ...sessions.options import SessionOptions, Task
 from . import app
 
 

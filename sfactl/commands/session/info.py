@@ -1,7 +1,9 @@
 from typing import Annotated
 
-from ... import output, session_options, sessions
-from ...options import TIME, Json, Run, Socket
+from ... import output
+from ...options.shared import TIME, Json, Run, Socket
+from ...sessions import asking as sessions
+from ...sessions import options as session_options
 from . import app
 
 

@@ -1,9 +1,11 @@
 from collections.abc import Callable
 from typing import Annotated
 
-from ... import output, sessions, table
-from ...options import COUNT, Json, Socket
-from ...sessions import LISTED, SessionView
+from ... import output
+from ...options.shared import COUNT, Json, Socket
+from ...sessions import asking as sessions
+from ...sessions.asking import LISTED, SessionView
+from ...showing import table
 from . import app
 
 

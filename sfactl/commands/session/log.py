@@ -1,7 +1,8 @@
 from typing import Annotated
 
-from ... import output, sessions
-from ...options import COUNT, Json, Run, Socket
+from ... import output
+from ...options.shared import COUNT, Json, Run, Socket
+from ...sessions import asking as sessions
 from . import app
 
 

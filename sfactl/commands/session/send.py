@@ -1,7 +1,8 @@
 from typing import Annotated
 
-from ... import output, sessions
-from ...options import Json, LiveRun, Socket, Value
+from ... import output
+from ...options.shared import Json, LiveRun, Socket, Value
+from ...sessions import asking as sessions
 from . import app
 
 

@@ -1,9 +1,11 @@
 from functools import partial
 
-from ... import output, session_options, sessions
+from ... import output
 from ...exits import ExitCode
-from ...session_options import SessionOptions, Task
-from ...spreading import spread
+from ...options.spreading import spread
+from ...sessions import asking as sessions
+from ...sessions import options as session_options
+from ...sessions.options import SessionOptions, Task
 from . import app
 
 

@@ -1,9 +1,10 @@
 from typing import Annotated
 
-from ... import exits, output, sessions
-from ...connection import connect
-from ...options import TIME, Json, LiveRuns, Socket
-from ...selection import RunSelection
+from ... import exits, output
+from ...connecting.connection import connect
+from ...options.selection import RunSelection
+from ...options.shared import TIME, Json, LiveRuns, Socket
+from ...sessions import asking as sessions
 from . import app
 
 

@@ -14,6 +14,7 @@ from ...protocol.limits import format_amount
 from ...protocol.types import Action, Limit, LimitKind, RunId
 from .account import Account
 from .budgets import to_core, to_wire
+from .naming import derive_name
 from .policy import Invalid, Policy
 from .request import Asked
 
@@ -245,10 +246,11 @@ def _learnt(
 ) -> dict[LimitKind, Limit]:
     """Return what features have learnt. That changes thresholds within their ranges, and no action;
     it bounds no kind that nothing bounds."""
+    name = asked.identity.name or derive_name(asked.shown.argv)
     return {
         limit.kind: replace(limit, action=chosen[limit.kind].action)
         for learnt in policy.learnt.values()
-        for limit in learnt(uid, asked.identity.run_type, asked.identity.name)
+        for limit in learnt(uid, asked.identity.run_type, name)
         if limit.kind in chosen and limit.threshold <= (most_of(limit.kind, policy) or inf)
     }
 

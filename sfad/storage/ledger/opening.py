@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...host.files import create, free_name, is_regular, keep_damaged, regain, set_aside
-from ...protocol.paths import LEDGER
+from ...protocol.paths import LEDGER, make_private
 from ...protocol.types import RunId, RunInfo
 from .database import LedgerError, beside, corrupt, is_damage, lenient, log_of, open_reader, size
 from .queries import OPEN_RUNS, Reader
@@ -272,7 +272,7 @@ class _TextDecoder:
 
 
 def _make(path: Path) -> None:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(path.parent)
     # SQLite gives -wal and -shm the mode of the database file. O_NONBLOCK: do not wait for the
     # other end of a FIFO
     descriptor = os.open(

@@ -1,0 +1,9 @@
+"""What is shown of runs, in several verbs.
+
+`table`        tables
+`lines`        the runs that have continued each other's session
+`waiting`      what is wrong with a live run, and what waits for a person
+`unlike_here`  what a live run has from the kernel that this process has not
+`growing`      the output of a run in pieces, for `top` and the console
+`follower`     copies output files, or an agent's text, as they grow
+"""

@@ -1,0 +1,115 @@
+"""Tables, which on a terminal are cut to its width and coloured by status. In a pipe they are
+neither cut nor coloured."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+from ..output import plain
+from ..output import width as columns_of
+
+T = TypeVar("T")
+COMMAND = 12
+"""Terminal columns that the last cell keeps; to keep them, other columns are left out."""
+NAME = 16
+"""Terminal columns that a name keeps if the terminal is still too narrow."""
+_GREEN, _RED, _YELLOW, _CYAN = "32", "31", "33", "36"
+
+_COLOURS = {
+    "completed": _GREEN,
+    **dict.fromkeys(("failed", "timeout", "lost"), _RED),
+    **dict.fromkeys(("running", "starting"), _CYAN),
+    **dict.fromkeys(("accepted", "queued", "paused", "retrying", "stopping"), _YELLOW),
+}
+
+
+def terminal_width() -> int | None:
+    """Return the columns of the terminal on stdout; `None` if stdout is no terminal."""
+    try:
+        return os.get_terminal_size(1).columns or 80
+    except OSError:
+        return None
+
+
+def coloured(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether stdout is a terminal that shows colours, and the user has not turned them off
+    (https://no-color.org)."""
+    return (
+        sys.stdout.isatty()
+        and not environ.get("NO_COLOR")
+        and environ.get("TERM", "dumb") != "dumb"
+    )
+
+
+def by_status(cell: str) -> str:
+    status = cell.partition(" ")[0].removesuffix("?")
+    colour = _RED if status.startswith("rejected_") else _COLOURS.get(status)
+    return f"\033[{colour}m{cell}\033[0m" if colour else cell
+
+
+def of(columns: Mapping[str, Callable[[T], str]], items: Iterable[T]) -> str:
+    """Return a table with a row for each item. `columns`: what the cell of an item is, by the
+    title of the column."""
+    return drawn([*columns], ([cell(item) for cell in columns.values()] for item in items))
+
+
+def drawn(
+    header: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    least_first: Sequence[str] = (),
+    *,
+    room: int | None = None,
+) -> str:
+    """Return rows of cells below a header. To fit into `room` terminal columns, leave out columns
+    in the order of `least_first` until the last one has `COMMAND`, and cut the cells that are still
+    too long."""
+    lines = [list(header), *([plain(cell) for cell in row] for row in rows)]
+    if room is not None:
+        lines = _fitted(lines, least_first, room)
+    widths = [max(columns_of(line[i]) for line in lines) for i in range(len(lines[0]))]
+    status = lines[0].index("STATUS") if "STATUS" in lines[0] and coloured() else -1
+    return "\n".join(_line(line, widths, status if n else -1) for n, line in enumerate(lines))
+
+
+def _line(cells: Sequence[str], widths: Sequence[int], status: int) -> str:
+    padded = [
+        (by_status(cell) if i == status else cell) + " " * (room - columns_of(cell))
+        for i, (cell, room) in enumerate(zip(cells, widths, strict=True))
+    ]
+    return "  ".join(padded).rstrip()
+
+
+def _fitted(lines: list[list[str]], least_first: Sequence[str], room: int) -> list[list[str]]:
+    for name in least_first:
+        if _rest(lines, room) >= COMMAND:
+            break
+        if name in lines[0]:
+            at = lines[0].index(name)
+            lines = [line[:at] + line[at + 1 :] for line in lines]
+    if _rest(lines, room) < COMMAND and "NAME" in lines[0]:
+        at = lines[0].index("NAME")
+        lines = [[*line[:at], cut(line[at], NAME), *line[at + 1 :]] for line in lines]
+    rest = max(_rest(lines, room), 1)
+    return [[*line[:-1], cut(line[-1], rest)] for line in lines]
+
+
+def _rest(lines: Sequence[Sequence[str]], room: int) -> int:
+    """Return the columns that are left for the last cell."""
+    return room - sum(
+        max(columns_of(line[i]) for line in lines) + 2 for i in range(len(lines[0]) - 1)
+    )
+
+
+def cut(text: str, room: int) -> str:
+    """Return at most `room` columns of `text`, `…` in the last one if it is longer."""
+    if columns_of(text) <= room:
+        return text
+    kept = ""
+    for character in text:
+        if columns_of(kept + character) > room - 1:
+            break
+        kept += character
+    return kept + "…"
