@@ -23,7 +23,8 @@ Step = Callable[[Prepared, Surroundings], Awaitable[None] | None]
 Check = Callable[[Prepared, Surroundings], None]
 
 MOST_KNOWN = 64
-"""Requests. Each has at most `LARGE` bytes of words and variables."""
+"""Requests. Each has at most `LARGE` bytes of words and variables as it was sent and as it was
+prepared, and is small enough for `recall`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,6 @@ class _Known:
     order: Spawn
     peer: Peer
     setups: TreeSetups
-    connection: int
     beside: object
     prepared: Prepared
 
@@ -61,10 +61,12 @@ class Memory:
             or known.peer != around.peer
             or known.beside != self._beside(around.peer)
             or known.order != _asked(around)
-            or (known.order.tied and known.connection != around.connection)
         ):
             return None
-        return known.prepared
+        p = known.prepared
+        if known.order.tied:  # each to its own connection
+            return replace(p, asked=replace(p.asked, tied_to=around.connection))
+        return p
 
     def keep(self, around: Surroundings, p: Prepared) -> None:
         """Keep what was decided without waiting."""
@@ -76,6 +78,7 @@ class Memory:
         if (
             any(each is not None for each in more)
             or self._more(order)
+            or p.for_recall is None
             or p.command.size > LARGE
             or sum(map(len, order.env)) > LARGE
         ):
@@ -85,7 +88,6 @@ class Memory:
             _asked(around),
             around.peer,
             around.setups,
-            around.connection,
             self._beside(around.peer),
             p,
         )

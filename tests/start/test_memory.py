@@ -82,9 +82,10 @@ async def test_a_request_that_differs_is_decided_about(
         replace(ORDER, isolation=Isolation()),
         replace(ORDER, on_end="true"),
         replace(ORDER, argv=[b"claude", b"--settings", b"none"]),
-        replace(ORDER, env=[*ORDER.env, b"LARGE=" + bytes(LARGE).replace(b"\0", b"x")]),
+        replace(ORDER, env=[*ORDER.env, b"LARGE=" + b"x" * LARGE]),
+        replace(ORDER, name="x" * LARGE),  # the core refuses it
     ],
-    ids=["a feature", "a hook", "settings in the command", "large"],
+    ids=["a feature", "a hook", "settings in the command", "large", "a large name"],
 )
 async def test_what_more_is_looked_at_for_is_not_kept(tmp_path: Path, order: m.Spawn) -> None:
     async with shell(tmp_path, FakeLauncher) as runtime:
@@ -99,8 +100,9 @@ async def test_a_run_that_ends_with_its_client_is_that_client_s(tmp_path: Path) 
     tied = replace(ORDER, tied=True)
     async with shell(tmp_path, FakeLauncher) as runtime:
         first = await prepared(runtime, tied, connection=1)
-        assert await prepared(runtime, tied, connection=1) is first
-        assert (await prepared(runtime, tied, connection=2)).asked.tied_to == 2
+        second = await prepared(runtime, tied, connection=2)
+        assert second.command is first.command
+        assert (first.asked.tied_to, second.asked.tied_to) == (1, 2)
 
 
 async def test_what_starts_in_a_run_is_decided_about_each_time(tmp_path: Path) -> None:
