@@ -204,9 +204,13 @@ def structs() -> dict[type, set[str]]:
     found: dict[type, set[str]] = {}
     for path in modules("sfad"):
         name = name_of(path)
-        if name.startswith("sfad.protocol") or path.name == "__main__.py":
+        if name.startswith(("sfad.protocol", "sfad.fleet")) or path.name == "__main__.py":
+            continue  # Ray changes the environment
+        try:
+            module = import_module(name)
+        except ImportError:  # of what few machines have
             continue
-        for each in vars(import_module(name)).values():
+        for each in vars(module).values():
             if not isinstance(each, type) or each.__module__ != name:
                 continue
             if issubclass(each, Struct):
