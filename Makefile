@@ -44,7 +44,7 @@ test: $(TESTS) ## lint, types, and tests that need only Python and this kernel (
 	$(BIN)/python -m tests.suite --tier fast; tests=$$?; \
 	wait $$types; code=$$?; cat $(VENV)/types.log; exit $$((tests | code))
 
-test-all: $(ALL) ## what `make test` leaves out: Ray, browsers, systemd, a virtual machine, real agents (an hour; root installs packages)
+test-all: $(ALL) ## what `make test` leaves out: Ray, browsers, systemd, a virtual machine, real agents (some 40 minutes; root installs packages)
 	$(BIN)/python -m tests.everything
 
 everything: $(ALL) ## that, and what takes hours: fresh machines, every kill of the daemon, the tests beside a load

@@ -1,6 +1,6 @@
 """sfactl: the command-line client of sfad.
 
-    __main__ ─▶ app (typer) ─ values ─▶ commands/VERB ─▶ connection ─ frames ─▶ sfad
+    __main__ ─▶ app (typer) ─ values ─▶ commands/VERB ─▶ connecting ─ frames ─▶ sfad
 
 `__main__`     carries a command line out, and turns errors into exit codes
 `app`          the typer application: finds the verb, loads its module, and shows help and errors
@@ -27,8 +27,8 @@
 `mcp`          the MCP server, and how programs are told of it
 `otel`         the exporter of spans
 
-See "Starting fast" in docs/architecture.md. Only `web` imports trio, and of sfad only
-`sfad.protocol` and its version (`doctor` also `sfad.host.probe` and
-`sfad.features.listed`; `diff`, `land` and `worktrees` `sfad.git`, `sfad.features.worktrees` and
-`sfad.shipping`, `web` `sfad.host.callers`).
+See "Starting fast" in docs/architecture.md. Only `web` imports trio. Of sfad, this package
+imports `sfad.protocol`, its version, and the `messages` of features; `doctor` also
+`sfad.host.probe` and `sfad.features.listed`; `diff`, `land` and `worktrees` `sfad.git`,
+`sfad.features.worktrees` and `sfad.shipping`; `web` `sfad.host.callers` and `sfad.host.systemd`.
 """

@@ -35,7 +35,7 @@ Every package but `protocol` and `core` may use these:
 `host`      what this machine is and lends: systemd, paths, descriptors, clocks, threads, log
 `config`    layered TOML → frozen Structs
 `config_values` the types of values in the config, and their errors
-`feature`   what a feature declares
+`feature`   what a feature declares; `features.listed` is the list of them
 `exits`     exit codes of `sfad`
 `agents`    a file for each agent program: what it prints, where its calls go, how it is started
 `shipping`  packs directories that are sent with runs, and brings changes back; also for `sfactl

@@ -122,8 +122,9 @@ def halves_in_the_core() -> Iterator[Path]:
     """The modules of features that the core executes, and those of their folders that these
     import."""
     for name, feature in FEATURES.items():
-        folder, found = f"sfad.features.{name}", {f"sfad.features.{name}.{feature.watcher}"}
-        while feature.watcher and found:
+        folder = f"sfad.features.{name}"
+        found = {f"{folder}.{half}" for half in (feature.watcher, feature.barrier) if half}
+        while found:
             module = found.pop()
             path = ROOT / f"{module.replace('.', '/')}.py"
             yield path

@@ -185,7 +185,7 @@ class SpawnOptions(Struct, frozen=True):
         TIME.option("Time between the stop signal and SIGKILL, at most 60s (default: 5s)"),
     ] = None
     stdin: Annotated[bool, flag("Keep the run's stdin open for `sfactl send`")] = False
-    no_log: Annotated[bool, flag("Keep no output (SFA_NO_LOG)")] = False
+    no_log: Annotated[bool, flag("Keep and show no output (SFA_NO_LOG)")] = False
     on_end: Annotated[
         str | None,
         Value("CMD").option("Shell command that the daemon executes when the run has ended"),
@@ -259,7 +259,7 @@ class SpawnOptions(Struct, frozen=True):
         ),
     ] = False
     no_gateway: Annotated[
-        bool, flag("Leave the gateway out: the daemon only sees what the run's events tell")
+        bool, flag("Leave the gateway out: limits of cost and tokens act after the calls")
     ] = False
     model_allow: Annotated[
         list[str],

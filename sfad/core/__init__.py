@@ -3,7 +3,7 @@ thousands of simulated runs in it.
 
 Events are named in the past tense and carry the time they happened at. An outcome has commands,
 which the shell applies in order, and the runs whose snapshots it saves before. `machine` routes
-each event to one component. A package or module knows only those above it in this list:
+each event. A package or module knows only those above it in this list:
 
 `state`       what the core knows: a run, its limits and account, the tree, budgets, quotas
 `events`      what happened

@@ -108,7 +108,7 @@ class Offer(WithRun, frozen=True):
 
 
 class Tend(WithId, frozen=True):
-    """What is wanted of a run on another node has changed (`giving.wanted_of`): tell its node."""
+    """Go on with a run on another node: tell that one what is wanted of it (`giving.wanted_of`)."""
 
 
 class Terminate(WithId, frozen=True):

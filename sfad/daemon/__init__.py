@@ -8,5 +8,5 @@
 `startup`    opens everything that a daemon needs, and adopts what an earlier one left
 `daemon`     a daemon from its start to its end, what it does on signals, and how it becomes the
              installed program in place
-`serving`    serving without a parser of command lines
+`serving`    what `sfad serve` does first: paths, config, exit codes
 """

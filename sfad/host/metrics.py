@@ -243,7 +243,7 @@ METRICS = (
         "Unix time at which the daemon was started; a re-execution keeps it",
     ),
     Metric("sfad_runs", "gauge", "Live runs", ("status",)),
-    Metric("sfad_queued_runs", "gauge", "Trees that wait, for a slot or for other runs"),
+    Metric("sfad_queued_runs", "gauge", "Trees that wait to start"),
     Metric("sfad_runs_admitted", "counter", "Runs that were admitted"),
     Metric("sfad_runs_ended", "counter", "Runs that have ended", ("status",)),
     Metric("sfad_spawns_refused", "counter", "Spawns that the guard refused", ("rule",)),

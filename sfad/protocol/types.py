@@ -212,13 +212,11 @@ but `around`: what session files tell of calls that went around the gateway. The
 
 
 class Reason(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """Why a run ended or is being stopped. `kind` is for programs, `message` for people and
-    models."""
+    """Why a run ended, is being stopped or is paused. `kind` is for programs, `message` for people
+    and models."""
 
     kind: str
-    """`exit`, `signal`, `limit`, `stop`, `ancestor`, `client`, `daemon`, `launch`, `output`,
-    `ledger`, `budget`, `plan`, `after`, `suspended`, `no_daemon`, `damaged`, or the rule that
-    refused (docs/states.md)."""
+    """A word of the table in docs/states.md, or the rule that refused."""
     message: str
     """The reason in words, for people and models."""
     by: str | None = None
@@ -230,7 +228,8 @@ class Reason(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     about: Literal["command", "directory"] | None = None
     """For `launch`: what `errno` is about."""
     limit_kind: str | None = None
-    """For `limit`, as those after it: a kind of limit, `tool`, or `pause_max` (paused too long)."""
+    """For `limit`, as those after it: a kind of limit, `tool`, `unadmitted`, or `pause_max` (paused
+    too long)."""
     threshold: float | None = None
     used: float | None = None
     """What was used then, without `reserved`."""
@@ -298,7 +297,7 @@ _TIMES = ("no times", "once", "twice", *(f"{number} times" for number in _SMALL)
 
 
 class ApiTrouble(Struct, frozen=True, kw_only=True, gc=False):
-    """Failed model calls since the model's last answer, as the agent tells them."""
+    """Failed model calls since the model's last answer, as the agent or the gateway tells them."""
 
     count: int
     status: int | None = None
@@ -352,11 +351,10 @@ class Repetition(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class AlertState(Struct, frozen=True, kw_only=True, gc=False):
-    """An alert that is raised (docs/hooks.md#alerts)."""
+    """An alert that is raised."""
 
     type: str
-    """`alert_cost`, `alert_budget`, `alert_terminations`, `alert_limit`, `alert_repeating` or
-    `alert_unreachable`."""
+    """`alert_cost` and the like (docs/hooks.md#alerts)."""
     scope: Literal["run", "user", "team", "daemon"]
     value: float
     """When the alert was raised."""
@@ -566,14 +564,15 @@ class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
     usage: Usage
     """Each figure comes from the source that tells the most (docs/metering.md#sources)."""
     processes: int | None = None
-    """Live processes, with those of child runs. Only in the answers to `Info`, and to `List` with
-    `live`."""
+    """Live processes, with those of child runs. Only in the answers to `Info`, to `List` with
+    `live`, and to `WatchRuns`."""
     memory_bytes: int | None = None
     """The memory of these processes (docs/containment.md#memory-processes-cpu)."""
     descendants: int
     """Runs admitted below it so far, and `unadmitted` agents."""
     deadline: datetime | None = None
-    """The first of its own and its ancestors' deadlines; `None` while its clock stands."""
+    """The first of its own and its ancestors' deadlines, or the end of a hold by a limit; `None`
+    while its clock stands for another reason."""
     milestone: str | None = None
     """The newest line `[agent:NAME] text` on its stderr."""
     created_at: datetime
@@ -591,7 +590,7 @@ class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
     `reason`."""
     total_cost_usd: float | None = None
     """Of the run and its descendants, as far as it is known. Only in the answers to `List`, `Info`,
-    `Wait`."""
+    `Wait`, `WatchRuns`."""
     total_tokens: int | None = None
     """As `total_cost_usd`."""
     unadmitted: int | None = None

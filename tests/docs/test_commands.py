@@ -119,8 +119,3 @@ def test_wrong_command_lines_are_found() -> None:
 def test_every_verb_is_mentioned(verb: str) -> None:
     everything = README.read_text() + "".join(page.read_text() for page in DOCS.glob("*.md"))
     assert re.search(rf"`sfactl {verb}\b|`{verb}`|^\$ sfactl {verb}\b", everything, re.MULTILINE)
-
-
-@pytest.mark.parametrize("name", [*verbs.known()])
-def test_every_verb_is_in_the_overview(name: str) -> None:
-    assert re.search(rf"\*\*{name}\*\*|`(sfactl )?{name}\b", README.read_text())

@@ -61,8 +61,8 @@ ABOUT_ONE: dict[str, dict[str, Any]] = {
 
 OF_ITS_USER = {"fetch_files", "get_files"}
 """The run's user alone may use them, because what they do is done as that user."""
-OF_NO_OTHER = {"spawn", "start_session", "settle", "silent_call"}
-"""They name no run."""
+OF_NO_OTHER = {"settle"}
+"""It names a reservation."""
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """What the core knows: values and rules, which no event changes by itself.
 
-`vocabulary`  names of timers and signals, kinds of reasons, types of events
+`vocabulary`  names of timers and signals, kinds of reasons
 `access`      who may do what, and which runs a request means
 `policy`      the configured numbers
 `naming`      the loop identity of a command

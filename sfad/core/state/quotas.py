@@ -131,7 +131,7 @@ class Slots:
         return self._by_group.get((user, group), 0)
 
     def queued_of(self, user: str) -> int:
-        """Return how many of the user's roots wait, for a slot or for other runs."""
+        """Return how many of the user's roots wait to start."""
         in_lanes = sum(len(queue) for (whose, _), queue in self._queues.items() if whose == user)
         return in_lanes + sum(whose == user for whose in self._outside.values())
 

@@ -1,5 +1,4 @@
-"""The trio shell: turns what happens into events, and the core's commands into effects. It decides
-nothing.
+"""The trio shell: turns what happens into events, and the core's commands into effects.
 
 server ─ pending_requests ─────────▶ ┌───────────┐
 launcher, timers ─ launcher_events ▶ │ core_loop │ ─▶ event ─▶ core ─▶ commands ─┐

@@ -204,15 +204,14 @@ class Recall(Request, tag="recall"):
 
 
 class Recalled(Reply, tag="recalled"):
-    """`request`: as it was sent, without environment, umask, key and claim; and of a run below
-    another with what it has inherited: its way to its model, its sandbox, its tools, its models,
-    its labels."""
+    """What a run was started with."""
 
     run: RunId
     """The run's id."""
     request: Spawn
-    """The `spawn` as it was sent, with `id` 0, without `env`, `umask`, `key` and `claim`. Of a run
-    below another it has what that run had inherited."""
+    """The `spawn` as it was sent, with `id` 0, without `env`, `umask`, `key`, `claim`, `watch`,
+    `shim`, `automatic`, `continues` and `copies`. Of a run below another it has what that run had
+    inherited: the way to its model, sandbox, tools, models, labels."""
     owner: str | None = None
     """The run's user, if that is not the client's."""
 
