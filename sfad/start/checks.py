@@ -4,8 +4,7 @@ from ..agents import AGENT_PROGRAMS, UNREAD
 from ..core.state.access import VERBS
 from ..core.state.policy import MAX_LABELS
 from ..protocol.errors import bad_request, check_limits, too_many, unavailable
-from .prepared import Prepared
-from .surroundings import Surroundings
+from .prepared import Prepared, Surroundings
 
 MAX_EXEC = 6 << 20
 """Bytes of argv and environment that execve(2) takes at most (3/4 of `_STK_LIM`), with a pointer

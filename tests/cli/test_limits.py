@@ -309,8 +309,8 @@ def test_limits_that_cannot_be_enforced_are_named(
         assert words.startswith(f"sfactl: a1: NOT ENFORCEABLE: {named}")
         assert "--meter" in words
         assert "sfactl report" in words
-    spawn.quiet = True
-    assert spawn_options.unenforceable(run(limits=states), spawn) is None
+    quiet = structs.replace(spawn, quiet=True)
+    assert spawn_options.unenforceable(run(limits=states), quiet) is None
 
 
 def event(

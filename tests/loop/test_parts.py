@@ -19,9 +19,8 @@ from sfad.protocol.messages import Spawn
 from sfad.protocol.requests.starting import OF_FEATURES
 from sfad.protocol.types import Isolation, Placing, Ship, Worktree
 from sfad.runs import decided
-from sfad.start.prepare import prepare
-from sfad.start.prepared import Prepared
-from sfad.start.surroundings import Surroundings
+from sfad.start.prepare import Memory, Way, prepare
+from sfad.start.prepared import Prepared, Surroundings
 
 ENDING = Feature(decides={"on_end": str}, part="part")
 NONE = cast(Heart, None)
@@ -141,5 +140,6 @@ async def test_what_was_waited_for_may_have_changed_what_is_checked(
     def check(p: Prepared, _around: Surroundings) -> None:
         checked.append(p)
 
-    p = await prepare(around(), (), (check,), last)
+    way = Way(lambda _around: None, (), (check,), last)
+    p = await prepare(around(), way, Memory(lambda _peer: None))
     assert checked == [p] * times

@@ -11,6 +11,7 @@ import trio.testing
 
 from sfad.core import commands as c
 from sfad.core import events as e
+from sfad.daemon.loop.pending_requests import PendingSpawn
 from sfad.daemon.loop.runtime import Runtime
 from sfad.durable.saved import SavedSpawns
 from sfad.processes.launcher import LaunchRecord, LaunchSpec, Remember
@@ -59,7 +60,8 @@ def start(runtime: Runtime, told: list[Status | str]) -> None:
 
     prepared = Prepared.of(AGENT)
     prepared.asked, prepared.program = asked_of(prepared, AGENT, connection=1)
-    runtime.starting.start(prepared, runtime.starting.around(AGENT, ANN, None), answer)
+    around = runtime.starting.around(AGENT, ANN, None)
+    runtime.requests.spawn(PendingSpawn(prepared, around), answer)
 
 
 async def launched(runtime: Runtime, runs: int) -> list[RunId]:

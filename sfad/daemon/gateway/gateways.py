@@ -177,6 +177,17 @@ class Gateways:
         """Return whether an address is that of a gateway: a run has inherited it."""
         return any(url.startswith(f"http://127.0.0.1:{port}/") for port in self._ports)
 
+    def ports(self, uid: int) -> tuple[int | None, frozenset[int]]:
+        """Return where the gateway of a user's runs listens, if it has an address yet, and where
+        any does."""
+        gateway = self.known(uid)
+        own = gateway.port if gateway is not None and gateway.has_address else None
+        return own, self.all_ports
+
+    @property
+    def all_ports(self) -> frozenset[int]:
+        return frozenset(self._ports)
+
     def lead(self, process: AgentProcess) -> bool:
         """Return whether an agent program calls its model through a gateway, as far as its command
         and its variables tell."""
@@ -189,16 +200,6 @@ class Gateways:
         """Return the run that a token names."""
         run = token.partition(".")[0]
         return run if secrets.compare_digest(self._signed(run).encode(), token.encode()) else None
-
-    def with_token(self, run: RunId, words: list[bytes]) -> list[bytes]:
-        """Return words, each address of the gateway in them with the run's name where its cgroup
-        does not tell it."""
-        token = self.token(run)
-        return (
-            words
-            if token is None
-            else [word.replace(ANY_RUN.encode(), token.encode()) for word in words]
-        )
 
     def token(self, run: RunId) -> str | None:
         """Return what names a run in an address; `None` where its cgroup tells."""
@@ -253,3 +254,8 @@ class Gateways:
 
 def _has_key(upstream: UpstreamConfig) -> bool:
     return upstream.key_file is not None or upstream.key_env is not None
+
+
+def with_token(words: list[bytes], token: str) -> list[bytes]:
+    """Return words, each address of the gateway in them with what names the run."""
+    return [word.replace(ANY_RUN.encode(), token.encode()) for word in words]

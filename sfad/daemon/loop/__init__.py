@@ -17,8 +17,7 @@ metering ───────────────────────�
 `seam`             where features take part in a daemon
 `status_text`      the line that `systemctl status` shows
 `starting`         prepares requests, step by step, and asks the core for their runs
-`launching`        launches the attempts of runs
-`environment`      the environment of a run
+`launching`        launches the attempts of runs, each with its environment
 `saving`           journal and ledger follow the core; waiting clients are told of ends
 `storage_watch`    watches over the state directory and its disk
 `announcing`       events: numbered, saved, logged, pushed to those that follow them, as are runs

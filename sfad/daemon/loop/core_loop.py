@@ -226,7 +226,8 @@ class CoreLoop:
         self.catalogue.add(live)
         if live.stdin is not None:
             self.background.start_soon(live.stdin.serve)
-        pending.on_admit(run.id)
+        if pending.admitted is not None:
+            pending.admitted(run.id)
         for tell in self.parts.admitted:
             tell(run)
         self.saver.admit(live, unsaved)

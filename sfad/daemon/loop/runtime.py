@@ -328,7 +328,7 @@ class Runtime:
         )  # fmt: skip
         self.requests = PendingRequests(self.feed, self.catalogue, self.descriptors, self.counts)
         self.storage = StorageWatch(resources, self.catalogue, self.metering, self.announcer)
-        gateway_steps = GatewaySteps(self.gateways, SetupReader())
+        gateway_steps = GatewaySteps(self.gateways, SetupReader(), self.background)
         self.commands = ContainedCommands(self.launcher)
         self.connections: Callable[[], int] = lambda: 0
         """Returns how many clients are connected. The server sets it."""
@@ -367,8 +367,8 @@ class Runtime:
         )  # fmt: skip
         self.ledger.report_to(self.saver)
         self.starting = Starting(
-            self.machine, self.catalogue, self.requests, gateway_steps, self.server_watch,
-            self.parts, lambda: self.agents,
+            self.machine, self.catalogue, gateway_steps, self.gateways,
+            self.server_watch, self.parts, lambda: self.agents,
             lambda: self.config.service.continue_lost,
         )  # fmt: skip
         launching = Launching(

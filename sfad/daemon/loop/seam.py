@@ -46,8 +46,7 @@ from ...runs import decided
 from ...runs.catalogue import RunCatalogue
 from ...runs.live import Live
 from ...start.prepare import Check, Step
-from ...start.prepared import Prepared
-from ...start.surroundings import Surroundings
+from ...start.prepared import Prepared, Surroundings
 from ..gateway.gateways import Gateways
 from .announcing import Announcer
 from .gateway_routing import GatewaySteps
@@ -235,6 +234,8 @@ class Parts:
         self.stopped: list[Callable[[RunId], object]] = []
         self.ended: list[Callable[[Run], object]] = []
         self.recorded: list[Callable[[RunInfo], object]] = []
+        self.version = 0
+        """It changes with the config, and with each part that is loaded."""
         self._goes = False
         """Parts may start processes: it has begun, and does not rest."""
         self._nursery: trio.Nursery | None = None
@@ -243,6 +244,7 @@ class Parts:
         """Load the parts that the config or the spool calls for, and tell those that are loaded of
         the config."""
         loaded, config = list(self._loaded.values()), self._heart.config()
+        self.version += 1
         self._of_all = {
             name
             for name, each in self._features.items()
@@ -290,6 +292,15 @@ class Parts:
             not decides
             or any(run.of(each) is not None for each in decides)
             or (above is not None and any(above.parts.of(each) is not None for each in decides))
+        )
+
+    def decides_about(self, order: Spawn) -> bool:
+        """Return whether a feature takes part in what is decided about a root that is asked for
+        so."""
+        return any(getattr(order, asked) is not None for asked in OF_FEATURES) or any(
+            (part.look or part.decide or part.check)
+            and (name in self._of_all or not self._features[name].decides)
+            for name, part in self._loaded.items()
         )
 
     def _may_decide(self, name: str, p: Prepared, around: Surroundings) -> bool:
@@ -505,6 +516,7 @@ class Parts:
         if name not in self._loaded:
             module = f"sfad.features.{name}.{self._features[name].part}"
             part = import_module(module).part(self._heart)
+            self.version += 1
             loaded = self._loaded | {name: part}
             self._loaded = {each: loaded[each] for each in self._features if each in loaded}
             self.changed += _given(part.changed)

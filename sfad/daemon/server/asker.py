@@ -225,12 +225,16 @@ class Asker:
         assert info is not None
         self.reply(m.RunReply(id=self.id, run=info, lowered=list(less)))
 
-    async def aside(self) -> None:
-        """Before the first thing that a verb waits for: the rest of it is a task, and its reply
-        comes later. All such requests fail before a re-execution."""
+    def put_off(self) -> None:
+        """Before the first thing that a verb waits for: its reply comes later. All such requests
+        fail before a re-execution."""
         if not self._aside:  # a request that has failed since would be wanted again
             self.connection.deferred.add(self.id)
             self._aside = True
+
+    async def aside(self) -> None:
+        """The same, and the rest of the verb is a task."""
+        self.put_off()
         await self.runtime.background.aside()
 
     def still_wanted(self) -> bool:

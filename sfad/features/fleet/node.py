@@ -429,7 +429,8 @@ class _Conversation:
 
     async def ask(self, request: Request) -> Reply:
         """Return the answer. Raise `OSError`."""
-        request.id = self._last = self._last + 1
+        self._last += 1
+        request = replace(request, id=self._last)
         data, self._unsent = self._unsent + pack_message(request), b""
         with suppress(BrokenPipeError):  # what it said before it hung up is read
             while data:

@@ -8,8 +8,7 @@ from msgspec.structs import replace
 from ...core.state.policy import Invalid
 from ...protocol.errors import bad_request, check_most, unavailable, wrong_state
 from ...protocol.types import Ship
-from ...start.prepared import Prepared
-from ...start.surroundings import Surroundings
+from ...start.prepared import Prepared, Surroundings
 from .feature import SHIP
 from .files.packing import why_unsafe
 from .files.sending import NOT_HERE, Shipping

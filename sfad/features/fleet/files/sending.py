@@ -126,7 +126,7 @@ class Shipping:
         return step, os.fsencode(f"{copy}/own")
 
     def environment(self, live: Live, env: list[bytes]) -> list[bytes]:
-        """Return the environment of a run: in a copy, without what would lead git elsewhere, and
+        """Return the environment of a run in a copy: without what would lead git elsewhere, and
         with its directory."""
         ship = live.parts.of(SHIP)
         if ship is None:
