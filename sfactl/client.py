@@ -281,7 +281,7 @@ class Sfad:
         with self._lock:
             try:
                 client = self._sent(request)
-                return client.answer(request.id, expected)[0]
+                return client.answer(client.last_id, expected)[0]
             except DaemonError as error:
                 raise RequestFailed(error.message, error.error) from None
             except connection.Unreachable:

@@ -19,8 +19,6 @@ A package imports only packages above it:
 `usage`     what runs use: output, session files, prices, samples
 `durable`   what outlives a daemon: journal, adoption, handover, maintenance
 `start`     what is decided about a request before the core is asked: steps and checks
-`fleet`     what knows Ray: a process and an actor of their own, which pass sockets on to other
-            nodes
 `daemon`    the socket, the verbs and the trio shell; a daemon from its start to its end
 `features`  what sfad does beside that: each a folder that can be deleted
 
@@ -38,8 +36,6 @@ Every package but `protocol` and `core` may use these:
 `feature`   what a feature declares; `features.listed` is the list of them
 `exits`     exit codes of `sfad`
 `agents`    a file for each agent program: what it prints, where its calls go, how it is started
-`shipping`  packs directories that are sent with runs, and brings changes back; also for `sfactl
-            spawn --ship` and `fetch`
 `git`       how git is invoked, and what it executes
 """
 

@@ -23,14 +23,12 @@ from msgspec import Meta, Struct
 
 from .config_values import (
     AGENT,
-    CLUSTER,
     COMMAND,
     COUNT,
     GROUP,
     LIMITS,
     NAME_MAX,
     NAMES,
-    NODE,
     PATH,
     PATTERNS,
     SIZE,
@@ -233,29 +231,6 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
     )
 
 
-class FleetConfig(Struct, frozen=True, kw_only=True):
-    """The cluster of Ray that this daemon is a node of."""
-
-    address: Annotated[str, Meta(pattern=r"^(auto|[^\s:]+:[0-9]{1,5})$", extra=CLUSTER)] | None = (
-        None
-    )
-    """`auto`: that of this machine. `None`: it is in no fleet."""
-    node: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", extra=NODE)] | None = (
-        None
-    )
-    """`None`: the name of the host."""
-    lease: Annotated[float, Meta(ge=5, le=86400, extra=DURATION)] = 60.0
-    keeper: (
-        Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", extra=NODE)] | None
-    ) = None
-    """The node that keeps the budgets of users and teams. `None`: the head's, or the one that was
-    known before."""
-    insecure: bool = False
-    """Also join a cluster that asks for no token."""
-    ship_max: Annotated[int, Meta(ge=64 * 1024, le=1 << 40, extra=SIZE)] = 100 * 1024 * 1024
-    """Bytes of the files that one run may be sent with, and bring back."""
-
-
 class SpawnRateLimit(Struct, frozen=True, kw_only=True):
     max_requests: Annotated[int, Meta(ge=1, le=100_000)] = 10
     window_seconds: Annotated[float, Meta(ge=1, le=31 * 86400)] = 3600.0
@@ -326,7 +301,6 @@ class Configuration(Struct, frozen=True, kw_only=True):
     """By the model's name, as agents write it."""
     gateway: GatewayConfig = GatewayConfig()
     sessions: SessionsConfig = SessionsConfig()
-    fleet: FleetConfig = FleetConfig()
     agents: dict[str, Agent] = {}
 
     def section(self, key: str, kind: type[T]) -> T:

@@ -26,6 +26,8 @@ class Section(NamedTuple):
     """Pairs of its keys of which one may be set, and why in words."""
     array: bool = False
     """A dictionary that is an array of tables in a file, `[[key]]`, each with its `name`."""
+    at_start: bool = False
+    """A change takes effect at the next start of the daemon."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +71,15 @@ class Feature:
     spool: Spool) -> list[str]`: brings the ledger in line with the spool, before it is started, and
     returns lines for the log. It is asked if its section of the config is set."""
     shares: bool = False
-    """Its part tells the other nodes of a fleet something, and is told."""
+    """Its part tells the daemons of other machines something, and is told."""
+    elsewhere: str = ""
+    """The module of its folder that has `elsewhere: core.machine.NewElsewhere`, which is pure: what
+    the core decides about runs that execute on other machines (`Spawn.placing`), and about those
+    that were granted from there (`Spawn.grant`). Its part has them executed. One feature may have
+    it."""
+    beside: str = ""
+    """How the name of a directory of its own ends, which begins with that of the state directory.
+    Its part is loaded where that exists."""
     recorded: bool = False
     """The ledger's table `plans` is its own, and its part is loaded where that has rows."""
     share: str = ""

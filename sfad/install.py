@@ -249,7 +249,8 @@ class Installer:
         )
         if not said:
             return f"runs that are not known, because the daemon does not answer at {socket}"
-        runs = json.loads(said)["runs"]
+        found = json.loads(said)
+        runs, queued = found["runs"], found.get("queued", 0)
         if not runs:
             return None
         roots = sorted(
@@ -257,7 +258,8 @@ class Installer:
         )
         names = [run["name"] if self._user else f"{run['name']} ({run['user']})" for run in roots]
         rest = [f"{len(names) - NAMED} more trees"] if len(names) > NAMED else []
-        return f"{len(runs)} live run{'s' * (len(runs) > 1)}: {', '.join([*names[:NAMED], *rest])}"
+        count = len(runs) + queued
+        return f"{count} live run{'s' * (count > 1)}: {', '.join([*names[:NAMED], *rest])}"
 
     def remove(self, *, linger: bool = False) -> None:
         """Stop the daemon with its runs, and remove the units, after `confirm_removal`. Raises

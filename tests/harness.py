@@ -359,13 +359,11 @@ def environment() -> list[bytes]:
 def spawn(client: Client, argv: Sequence[str | Path], **options: Any) -> m.Reply:
     """Request a run as a client in another language would, without the command line."""
     where = {"cwd": os.getcwdb(), "env": environment()}
-    request = m.Spawn(
-        id=client.next_id(), argv=[os.fsencode(word) for word in argv], **(where | options)
-    )
-    client.send(request)
+    request = m.Spawn(id=0, argv=[os.fsencode(word) for word in argv], **(where | options))
+    number = client.send(request)
     while True:
         for answer in client.arrived():
-            if answer.reply.id == request.id and not isinstance(answer.reply, m.EventPush):
+            if answer.reply.id == number and not isinstance(answer.reply, m.EventPush):
                 return answer.reply
 
 

@@ -14,10 +14,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from sfad.fleet.link import Link
-from sfad.fleet.tunnels import Message, Tunnels
-from sfad.protocol import messages as m
-from sfad.protocol.requests.fleet import FleetNode
+from sfad.features.fleet.messages import FleetNode, FleetPush, FleetTold
+from sfad.features.fleet.ray.link import Link
+from sfad.features.fleet.ray.tunnels import Message, Tunnels
 
 from .harness import Daemon, running
 
@@ -47,7 +46,7 @@ class Actor:
     def __init__(self, node: str, daemon: str, fleet: Actors) -> None:
         self._node, self._fleet = node, fleet
         self._turns = threading.Lock()
-        self._work: queue.Queue[m.FleetPush] = queue.Queue()
+        self._work: queue.Queue[FleetPush] = queue.Queue()
         self.tunnels = Tunnels(daemon, node, self._call)
         self.link = Link(node, daemon, self._way, self._work.put, lambda: None)
         for each in (self.link.serve, self._serve):
@@ -64,7 +63,7 @@ class Actor:
             unknown = other.tunnels.deliver(self._node, messages)
         then(unknown)
 
-    def _way(self, push: m.FleetPush, descriptor: int) -> None:
+    def _way(self, push: FleetPush, descriptor: int) -> None:
         self.tunnels.open(push.node, socket.socket(fileno=descriptor))
 
     def _serve(self) -> None:
@@ -73,12 +72,12 @@ class Actor:
             match push.what:
                 case "place" if push.placing is not None:
                     node = push.placing.node or self._node
-                    self.link.send(m.FleetTold(id=0, run=push.run, node=node))
+                    self.link.send(FleetTold(id=0, run=push.run, node=node))
                 case "nodes":
                     nodes = [FleetNode(name=name) for name in self._fleet.nodes]
-                    self.link.send(m.FleetTold(id=0, number=push.number, nodes=nodes))
+                    self.link.send(FleetTold(id=0, number=push.number, nodes=nodes))
                 case "drain" | "undrain":
-                    self.link.send(m.FleetTold(id=0, number=push.number))
+                    self.link.send(FleetTold(id=0, number=push.number))
 
 
 def main(words: Sequence[str]) -> None:

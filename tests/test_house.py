@@ -6,9 +6,13 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Collection
+from dataclasses import fields, is_dataclass
+from importlib import import_module
+from itertools import combinations
 from pathlib import Path
 
 import pytest
+from msgspec import Struct
 
 from tests.test_imports import ROOT, modules, name_of
 
@@ -186,3 +190,53 @@ def test_the_clock_of_a_test_is_an_argument() -> None:
         for path in modules("tests")
         if re.search(r"usefixtures\([^)]*_clock", path.read_text())
     ] == []
+
+
+# ---- Structs
+
+MOST_FIELDS, MOST_SHARED = 40, 10
+LARGER = {"Policy": 44, "Run": 43, "State": 43}
+"""Of the core: what the config says, and the state of a run. They do not grow."""
+
+
+def structs() -> dict[type, set[str]]:
+    """Return the fields of all structs but the flat rows of the wire."""
+    found: dict[type, set[str]] = {}
+    for path in modules("sfad"):
+        name = name_of(path)
+        if name.startswith(("sfad.protocol", "sfad.fleet")) or path.name == "__main__.py":
+            continue  # Ray changes the environment
+        try:
+            module = import_module(name)
+        except ImportError:  # of what few machines have
+            continue
+        for each in vars(module).values():
+            if not isinstance(each, type) or each.__module__ != name:
+                continue
+            if issubclass(each, Struct):
+                found[each] = {*each.__struct_fields__}
+            elif is_dataclass(each):
+                found[each] = {field.name for field in fields(each)}
+            elif issubclass(each, tuple):
+                found[each] = {*getattr(each, "_fields", ())}
+    return found
+
+
+def test_structs_are_small_and_no_two_are_alike() -> None:
+    """What has the fields of another one is a group of its own, which both have."""
+    found = structs()
+    assert len(found) > 500
+    large = {
+        each.__qualname__: len(names)
+        for each, names in found.items()
+        if len(names) > LARGER.get(each.__qualname__, MOST_FIELDS)
+    }
+    assert large == {}
+    alike = [
+        (one.__qualname__, other.__qualname__)
+        for one, other in combinations(found, 2)
+        if len(found[one] & found[other]) > MOST_SHARED
+        and not issubclass(one, other)
+        and not issubclass(other, one)
+    ]
+    assert alike == []

@@ -123,7 +123,7 @@ def halves_in_the_core() -> Iterator[Path]:
     import."""
     for name, feature in FEATURES.items():
         folder = f"sfad.features.{name}"
-        halves = (feature.watcher, feature.barrier, feature.purses)
+        halves = (feature.watcher, feature.barrier, feature.purses, feature.elsewhere)
         found = {f"{folder}.{half}" for half in halves if half}
         while found:
             module = found.pop()
@@ -151,7 +151,7 @@ def test_the_core_is_pure() -> None:
 def test_the_core_needs_no_transport() -> None:
     for path in modules("sfad/core"):
         names = ["event_types", "types", "kinds", "known", "limits", "holds", "sanitise", "units"]
-        names += ["requests.fleet", "requests.gateway", "requests.subscriptions"]
+        names += ["requests.allowances", "requests.gateway", "requests.subscriptions"]
         allowed = {f"sfad.protocol.{name}" for name in names}
         if path.stem == "access":
             # each request says there who may be permitted to send it
@@ -198,7 +198,7 @@ def test_the_client_imports_only_the_protocol_of_the_daemon() -> None:
         # git looks at a worktree in the same way for the daemon and for these
         if path.stem in {"diff", "land", "landing", "pruning"}:
             looks += ["sfad.git", "sfad.features.worktrees"]
-        looks += ["sfad.shipping"] if path.stem in {"shipping", "landing"} else []
+        looks += ["sfad.features.fleet.files.packing"] if path.stem == "shipping" else []
         # the kernel says whose a connection is, to the console as to the gateway
         looks += ["sfad.host", "sfad.host.callers"] if path.stem == "serving" else []
         # and what a feature's requests are

@@ -108,7 +108,6 @@ def asked_as(socket: Path, requests: Sequence[m.Request], *, uid: int, **who: An
         found = []
         with Client(socket) as client:
             for request in requests:
-                request.id = client.next_id()
                 client.send(request)
                 found.append(next(answer.reply for answer in client.arrived()))
         return found

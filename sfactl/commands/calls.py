@@ -1,3 +1,4 @@
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated
 
@@ -10,15 +11,15 @@ from sfad.protocol.requests.records import CallPage, ListCalls
 from sfad.protocol.types import CallInfo, RunId, Source
 from sfad.protocol.units import counted
 
-from .. import output
+from .. import exits, output
 from ..app import app
-from ..connecting.connection import Client, ConnectionLost, check
+from ..connecting.connection import Client, ConnectionLost, Q, R, check
 from ..connecting.history import connect
-from ..options.selection import ListedSelection
+from ..options.selection import ListedSelection, done
 from ..options.shared import flag
 from ..options.spreading import spread
 from ..showing import table
-from .list import collect, listed
+from ..showing.pages import Ask, every, listed
 
 Key = tuple[RunId, float, int]
 
@@ -47,60 +48,107 @@ def calls(
     """
     chosen.check()
     with connect(chosen.socket) as client:
-        first: list[CallPage] = []
-        named = listed(client, chosen) if chosen.filtered else chosen
-        code = named.each_of(
-            client,
-            "calls",
-            lambda run: first.append(client.call(ListCalls(id=0, run=run), CallPage)),
-        )
-        shown = CallLines(several=tree or len(first) > 1, refused=refused, json=chosen.json)
-        live = [page.run for page in first if not page.ended]
-        runs = _with_trees(client, first, tree=tree)
-        if follow_ and live:
-            _follow(client, live, runs, shown, tree=tree)
+        several = tree or chosen.filtered or len(chosen.runs) > 1
+        shown = CallLines(several=several, refused=refused, json=chosen.json)
+        told = _Told()
+        live: list[RunId] = []
+
+        def act(run: str) -> None:
+            page = client.call(ListCalls(id=0, run=run), CallPage)
+            told.note(page)
+            if follow_ and not page.ended:
+                live.append(page.run)
+                return
+            for each in _below(client.call, page.run) if tree else [page.run]:
+                if told.is_new(each, tree=tree):
+                    begun = page if each == page.run else None
+                    told.end(
+                        _print(lambda wanted: client.call(wanted, CallPage), each, shown, begun)
+                    )
+
+        if chosen.filtered:
+            code = exits.worst(done(run, act) for run in listed(client, chosen))
         else:
-            for run in runs:
-                _print(lambda wanted: client.call(wanted, CallPage), run, shown)
+            code = chosen.each_of(client, "calls", act)
+        if live:
+            told.end(*_follow(client, live, shown, tree=tree))
         if shown.any and not (refused or chosen.json):
-            for run in runs:
-                _tell_of_more(client.call(ListCalls(id=0, run=run), CallPage))
-        if first and not shown.any:
-            output.note(_none(first, refused=refused))
+            for line in told.more:
+                print(line)
+        if told.runs and not shown.any:
+            output.note(told.none(refused=refused))
     return code
 
 
-def _with_trees(client: Client, first: Sequence[CallPage], *, tree: bool) -> list[RunId]:
-    """Return the runs, with those below them if `tree`, each once."""
-    if not tree:
-        return list(dict.fromkeys(page.run for page in first))
-    below = [
-        sorted(
-            collect(client, List(id=0, root=page.run, limits=False), None, lambda _run: None).runs
+class _Told:
+    """What is told of the runs after their calls."""
+
+    def __init__(self) -> None:
+        self.more: list[str] = []
+        """Of each run that has cost more than its calls, a line."""
+        self.runs = 0
+        self._first = ""
+        self._used = False
+        self._seen: set[RunId] = set()
+
+    def note(self, page: CallPage) -> None:
+        """A run was chosen; `page`: its first calls."""
+        self._first = self._first or page.run
+        self.runs += 1
+        self._used |= page.gateway or bool(page.calls)
+
+    def is_new(self, run: RunId, *, tree: bool) -> bool:
+        """Return whether a run is not in the tree of one before it."""
+        if tree:
+            if run in self._seen:
+                return False
+            self._seen.add(run)
+        return True
+
+    def end(self, *pages: CallPage) -> None:
+        """These are the last calls of runs."""
+        for page in pages:
+            usage = page.usage
+            if usage is not None and usage.source is not None:
+                self.more.append(
+                    f"{page.run}: {output.bound(usage)}{output.used(usage)} count for it, because "
+                    f"{_SAYS[usage.source]} tells of more than these calls (sfactl info {page.run})"
+                )
+
+    def none(self, *, refused: bool) -> str:
+        who = self._first if self.runs == 1 else "these runs"
+        if not self._used:
+            return (
+                f"{who}: no calls: the gateway was not used, or nothing was asked of it "
+                "(--gateway, or gateway.enabled in the config)"
+            )
+        return (
+            f"{who}: no call was refused"
+            if refused
+            else f"{who}: no call was made through the gateway"
         )
-        for page in first
-    ]
-    return list(dict.fromkeys(run for found in below for run in found))
 
 
-def _print(ask: Callable[[ListCalls], CallPage], run: RunId, shown: "CallLines") -> None:
-    page = ask(ListCalls(id=0, run=run))
+def _below(ask: Ask, run: RunId) -> Iterator[RunId]:
+    """Yield a run and those below it."""
+    for runs in every(ask, List(id=0, root=run, limits=False)):
+        yield from (each.id for each in runs)
+
+
+def _print(
+    ask: Callable[[ListCalls], CallPage],
+    run: RunId,
+    shown: "CallLines",
+    begun: CallPage | None = None,
+) -> CallPage:
+    """Print the calls of a run, of which `begun` has the first. Return the last of its pages."""
+    page = begun or ask(ListCalls(id=0, run=run))
     while True:
         for call in page.calls:
             shown.print(call)
         if not page.more:
-            return
+            return page
         page = ask(ListCalls(id=0, run=run, after=call.time, after_number=call.number))
-
-
-def _tell_of_more(page: CallPage) -> None:
-    """Print what counts for a run if that is more than its calls have cost."""
-    usage = page.usage
-    if usage is not None and usage.source is not None:
-        print(
-            f"{page.run}: {output.bound(usage)}{output.used(usage)} count for it, because "
-            f"{_SAYS[usage.source]} tells of more than these calls (sfactl info {page.run})"
-        )
 
 
 _SAYS: dict[Source, str] = {
@@ -113,36 +161,30 @@ _SAYS: dict[Source, str] = {
 }
 
 
-def _none(first: Sequence[CallPage], *, refused: bool) -> str:
-    who = first[0].run if len(first) == 1 else "these runs"
-    if not any(page.gateway or page.calls for page in first):
-        return (
-            f"{who}: no calls: the gateway was not used, or nothing was asked of it (--gateway, "
-            "or gateway.enabled in the config)"
-        )
-    return (
-        f"{who}: no call was refused" if refused else f"{who}: no call was made through the gateway"
-    )
-
-
 def _follow(
-    client: Client, live: Sequence[RunId], runs: Sequence[RunId], shown: "CallLines", *, tree: bool
-) -> None:
-    """Print the calls of `runs`, then those of the `live` ones until they end, with those of the
-    runs below them if `tree`."""
+    client: Client, live: Sequence[RunId], shown: "CallLines", *, tree: bool
+) -> list[CallPage]:
+    """Print the calls of `live` runs until they end, with those of the runs below them if `tree`.
+    Return the last page of each."""
+    shown.follow()
+
+    def ask(wanted: Q, expected: type[R]) -> R:
+        # not `call`, after whose reconnection no calls would be pushed
+        return client.answer(client.send(wanted), expected)[0]
+
     while True:
         try:
             # before the calls so far: one that ends meanwhile comes twice, and is printed once
             for run in live:
-                client.answer(client.send(Watch(id=0, run=run, calls=True)), Reply)
-            for run in runs:
-                # not `call`, after whose reconnection no calls would be pushed
-                _print(lambda wanted: client.answer(client.send(wanted), CallPage)[0], run, shown)
+                ask(Watch(id=0, run=run, calls=True), Reply)
+            for run in live:
+                for each in _below(ask, run) if tree else [run]:
+                    _print(lambda wanted: ask(wanted, CallPage), each, shown)
             waits = {client.send(Wait(id=0, run=run)) for run in live}
             while waits:
                 for answer in client.arrived():
                     _take(answer.reply, waits, live, shown, tree=tree)
-            return
+            return [client.call(ListCalls(id=0, run=run), CallPage) for run in live]
         except ConnectionLost:
             client.reconnect("the runs may continue")
 
@@ -168,18 +210,15 @@ class CallLines:
         self._several = several
         self._refused = refused
         self._json = json
-        self._printed: dict[Key, tuple[str, int]] = {}
+        self._printed: OrderedDict[Key, tuple[str, int]] | None = None
+        """Of calls that may come again."""
         self._room = table.terminal_width()
         self.any = False
 
     def print(self, call: CallInfo) -> None:
         """Print a call, unless it was printed as it is, or has ended since."""
-        key, as_is = (call.run_id, call.time.timestamp(), call.number), (call.state, call.more)
-        before = self._printed.get(key)
-        stale = before is not None and before[0] not in OPEN and call.state in OPEN
-        if (self._refused and call.state != "refused") or before == as_is or stale:
+        if (self._refused and call.state != "refused") or self._is_stale(call):
             return
-        self._printed[key] = as_is
         if self._json:
             output.print_json(asdict(call))
         else:
@@ -187,6 +226,22 @@ class CallLines:
                 self._line(HEADER)
             self._line([call.run_id, *cells(call)])
         self.any = True
+
+    def follow(self) -> None:
+        """From now on, calls may come several times."""
+        self._printed = self._printed or OrderedDict()
+
+    def _is_stale(self, call: CallInfo) -> bool:
+        if self._printed is None:
+            return False
+        key, as_is = (call.run_id, call.time.timestamp(), call.number), (call.state, call.more)
+        before = self._printed.get(key)
+        if before == as_is or (before is not None and before[0] not in OPEN and call.state in OPEN):
+            return True
+        self._printed[key] = as_is
+        if len(self._printed) > REMEMBERED:
+            self._printed.popitem(last=False)
+        return False
 
     def _line(self, cells: Sequence[str]) -> None:
         shown = zip(cells, WIDTHS, strict=True)
@@ -197,6 +252,8 @@ class CallLines:
 
 
 OPEN = ("waiting", "under_way")
+REMEMBERED = 10_000
+"""Calls that were printed last: one that comes a second time was under way a moment ago."""
 
 HEADER = ("RUN", "TIME", "MODEL", "IN", "CACHED", "OUT", "USD", "FIRST", "TOOK", "RESULT")
 WIDTHS = (6, 12, 24, 6, 6, 6, 8, 6, 6, 0)

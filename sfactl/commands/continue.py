@@ -6,7 +6,7 @@ from typing import Annotated, Any, NamedTuple
 from msgspec.structs import replace
 
 from sfad.protocol.requests.base import RunReply
-from sfad.protocol.requests.listing import Info, List, RunList
+from sfad.protocol.requests.listing import Info, List
 from sfad.protocol.requests.starting import Recall, Recalled
 from sfad.protocol.types import Limit, RunInfo, Status
 
@@ -18,6 +18,7 @@ from ..options import spawn as spawn_options
 from ..options.shared import TYPE, MaybeRun, Value, flag, moment
 from ..options.spawn import SpawnOptions
 from ..options.spreading import spread
+from ..showing.pages import every
 from . import spawn
 
 _OF_SPAWN = frozenset({
@@ -170,17 +171,16 @@ def _lost(since: float, socket: str | None) -> Iterator[RunInfo]:
         id=0,
         status=[Status.LOST, Status.CANCELLED, Status.FAILED],
         since=since,
-        rows=500,
         user=output.own_user(),
+        limits=False,
     )
-    found: list[RunInfo] = []
     with connect_or_start(socket) as client:
-        while True:
-            page = client.call(wanted, RunList)
-            found += page.runs
-            if page.next is None:
-                break
-            wanted = replace(wanted, before=page.next)
+        found = [
+            run
+            for runs in every(client.call, wanted)
+            for run in runs
+            if run.reason is not None and run.reason.kind in ("daemon", "ancestor")
+        ]
     ended: set[str] = set()
     for run in sorted(found, key=lambda each: each.created_at):
         reason = run.reason

@@ -207,6 +207,19 @@ class _Events:
                     raise
                 time.sleep(AGAIN)
 
+    def _older(self, page: EventPage) -> list[Event]:
+        """Return what a page of the newest events lacks. It has those among the last events that
+        the daemon looks at once, so it takes several to find rare ones."""
+        lacking, found = self.wanted.rows - len(page.events), list[Event]()
+        if self.wanted.after is not None or self.wanted.cursor:
+            return found
+        while page.older is not None and len(found) < lacking:
+            rows = lacking - len(found)
+            wanted = replace(self.wanted, before=page.older, rows=rows, follow=False)
+            page, _ = self.client.answer(self.client.send(wanted), EventPage)
+            found[:0] = page.events
+        return found
+
     def _answered(self) -> Iterator[Event]:
         """Yield the events of one request. Return after the last page; if it follows, at the end of
         the connection only."""
@@ -218,8 +231,9 @@ class _Events:
                     case EventPush(event=event, cursor=cursor):
                         self._reached(event.number, cursor)
                         yield event
-                    case EventPage(events=events, reached=reached, more=more, cursor=cursor):
-                        yield from events
+                    case EventPage(reached=reached, more=more, cursor=cursor) as page:
+                        yield from self._older(page)
+                        yield from page.events
                         self._reached(reached, cursor)
                         if more:
                             self.client.send(self.wanted)

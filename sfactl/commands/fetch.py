@@ -1,7 +1,7 @@
 import os
 from typing import Annotated
 
-from sfad.protocol.requests.shipping import FilesPacked
+from sfad.features.fleet.messages import FilesPacked
 
 from .. import output
 from ..app import app

@@ -1,20 +1,20 @@
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Annotated, Any
+from typing import Annotated
 
 from msgspec import Struct
 
 from sfad.protocol.encoding import to_json
-from sfad.protocol.requests.listing import List, RunList
-from sfad.protocol.types import RunId, RunInfo, Status, Usage
+from sfad.protocol.requests.listing import List
+from sfad.protocol.types import RunInfo, Status, Usage
 from sfad.protocol.units import counted
 
 from .. import output
 from ..app import OverFleet, app
 from ..connecting.connection import Client, unanswered_by
 from ..connecting.history import connect
-from ..exits import ExitCode, Quit
-from ..options.selection import RunSelection, labels
+from ..exits import UsageError
+from ..options.selection import labels
 from ..options.shared import (
     CHANNEL,
     COUNT,
@@ -34,11 +34,14 @@ from ..options.shared import (
 )
 from ..options.spreading import spread
 from ..showing import table
+from ..showing.pages import QUEUED, Newest, every, tell_queued
 
 LAST = 50
 """Maximum ended runs without a filter."""
-PAGE = 250
-"""Ended runs in one request, about 10 ms of the daemon's time."""
+ON_TERMINAL = 1000
+"""Maximum ended runs that a filter shows on a terminal."""
+QUEUED_JSON = 1000
+"""As `QUEUED`, where JSON is printed."""
 
 
 LIVE = "live"
@@ -59,6 +62,9 @@ def _statuses(text: str) -> Statuses:
 class ListOptions(Struct, frozen=True):
     socket: Socket = None
     json: Json = False
+    jsonl: Annotated[
+        bool, flag("Print a JSON object for each run, one a line, as they are read", "--jsonl")
+    ] = False
     status: Annotated[
         list[Statuses],
         Value("STATUS", _statuses, words="status").option(
@@ -80,7 +86,12 @@ class ListOptions(Struct, frozen=True):
         list[str], ONE_MODEL.option("Only runs with this model, as in 'claude-opus-*'")
     ] = []
     limit_rows: Annotated[
-        int | None, COUNT.option("Maximum ended runs (default: 50; with a filter, all)")
+        int | None,
+        COUNT.option(
+            "Maximum ended runs (default: 50; with a filter all, but 1000 on a terminal)",
+            "--limit-rows",
+            "-n",
+        ),
     ] = None
     live: Annotated[bool, flag("Show the processes and memory of each run")] = False
     sum_: Annotated[bool, flag("Add a row with the sum of the runs' own use", "--sum")] = False
@@ -101,8 +112,16 @@ class ListOptions(Struct, frozen=True):
             channel=self.channel or None,
             model=self.model or None,
             live=self.live,
-            limits=self.json or self.wide,
+            limits=self.json or self.jsonl or self.wide,
         )
+
+    def most(self, wanted: List) -> int | None:
+        """Return how many ended runs are shown at most; `None`: all."""
+        if self.limit_rows is not None:
+            return self.limit_rows
+        if wanted == List(id=0, live=wanted.live, limits=wanted.limits):
+            return LAST
+        return ON_TERMINAL if table.terminal_width() is not None else None
 
     def columns(self) -> list["Column"]:
         return [
@@ -114,40 +133,60 @@ class ListOptions(Struct, frozen=True):
 
 @app.command("list", cls=OverFleet)
 @spread(ListOptions)
-def list_(wanted: ListOptions) -> None:
+def list_(options: ListOptions) -> None:
     """List runs (alias: ps).
 
     Without a filter: the live runs and the last 50 that ended, newest last. With a filter: all
-    runs that match. --status, --name, --label, --type, --channel and --model may be repeated, and
-    match any of the values given; labels of several keys must all match.
+    runs that match, and on a terminal the last 1000. --status, --name, --label, --type, --channel
+    and --model may be repeated, and match any of the values given; labels of several keys must
+    all match. Unless you name a status, the first 20 queued runs are shown, and the others
+    counted.
 
     TOKENS and USD are the run's own use; TOTAL is the cost of the run and its descendants. A
     column without any figure is left out, USER where all runs are yours, and on a terminal also
-    the columns that do not fit: see --wide. A figure with ≥ may still grow, one with ≤ is an
-    upper bound, one with ≈ an estimate. Times are local.
+    the columns that do not fit: see --wide. A long list in a pipe is printed as it is read, with
+    all columns. A figure with ≥ may still grow, one with ≤ is an upper bound, one with ≈ an
+    estimate. Times are local.
     """
-    with connect(wanted.socket) as client:
+    if options.jsonl and (options.json or options.sum_):
+        raise UsageError("--jsonl is one object for each run: leave out --json and --sum")
+    with connect(options.socket) as client:
+        found = _found(client, options)
         nodes = client.fleet.nodes if client.fleet is not None else None
-        columns = wanted.columns() if nodes is None else of_fleet(wanted.columns())
+        if options.jsonl:
+            for runs in found.pages():
+                output.write(b"".join(b"%b\n" % _json(run, nodes) for run in runs))
+        elif options.json:
+            _print_object(found, nodes, sum_=options.sum_)
+        else:
+            _print_table(found, options, of_fleet=nodes is not None)
+    _tell_of_others(found, options)
 
-        def shape(run: RunInfo) -> Any:
-            if not wanted.json:
-                return [column.cell(run) for column in columns]
-            return to_json(run) if nodes is None else _with_node(run)
 
-        found = collect(client, wanted.request(), wanted.limit_rows, shape)
-    if wanted.json:
-        output.write(_object(found, nodes, sum_=wanted.sum_))
-    else:
-        rows = found.in_order()
-        if wanted.sum_:
-            rows.append([_sums(found).get(column.name, "") for column in columns])
-        room = None if wanted.wide else table.terminal_width()
-        print(drawn(columns, rows, found.users, wide=wanted.wide, room=room))
-    if found.truncated and wanted.limit_rows is not None:
+def _found(client: Client, options: ListOptions) -> "Found":
+    wanted = options.request()
+    most = options.most(wanted)
+    if not wanted.status:
+        wanted.queued = QUEUED_JSON if options.json or options.jsonl else QUEUED
+    if most is None:
+        wanted.queued = None
+        return Found(every(client.call, wanted))
+    newest = Newest(client, wanted, most)
+    return Found(newest.pages(), truncated=newest.truncated, queued=newest.queued)
+
+
+def _tell_of_others(found: "Found", options: ListOptions) -> None:
+    """Tell a person of runs that match and are not shown."""
+    tell_queued(found.queued)
+    if found.truncated and options.limit_rows is not None:
         output.note(
-            f"sfactl: only the newest {wanted.limit_rows} of the ended runs are shown; "
+            f"sfactl: only the newest {options.limit_rows} of the ended runs are shown; "
             "there are more (--limit-rows)"
+        )
+    elif found.truncated and options.most(options.request()) == ON_TERMINAL:
+        output.note(
+            f"sfactl: the newest {ON_TERMINAL} of the ended runs are shown; there are more: "
+            "-n N shows N, and a pipe gets all (sfactl list … | less)"
         )
 
 
@@ -155,26 +194,25 @@ def list_(wanted: ListOptions) -> None:
 
 
 class Found:
-    """The runs that match, in the form that is shown, and the sum of their use."""
+    """The runs that match, page by page, and the sum of their use so far."""
 
-    def __init__(self) -> None:
-        self.runs: dict[RunId, Any] = {}
-        self._order: dict[RunId, Any] = {}
-        self.ended = 0
-        self.truncated = False
+    def __init__(
+        self, pages: Iterator[list[RunInfo]], *, truncated: bool = False, queued: int = 0
+    ) -> None:
+        self._pages = pages
+        self.truncated = truncated
+        self.queued = queued
+        self.runs = 0
         self.cost_usd: float | None = None
         self.tokens: int | None = None
         self.partial = self.at_most = False
-        self.users: set[str] = set()
 
-    def add(self, run: RunInfo, shown: Any) -> None:
-        """Count a run once: one that ended meanwhile comes a second time, in a later page."""
-        if run.id not in self.runs:
-            self.runs[run.id] = shown
-            self._order[run.id] = _order(run)
-            self.ended += run.status.terminal
-            self.users.add(run.user)
-            self._use(run.usage)
+    def pages(self) -> Iterator[list[RunInfo]]:
+        for runs in self._pages:
+            self.runs += len(runs)
+            for run in runs:
+                self._use(run.usage)
+            yield runs
 
     def _use(self, usage: Usage) -> None:
         if usage.cost_usd is not None:
@@ -184,59 +222,20 @@ class Found:
         self.partial |= usage.partial or bool(usage.unpriced_tokens)
         self.at_most |= usage.at_most
 
-    def in_order(self) -> list[Any]:
-        return [self.runs[run] for run in sorted(self.runs, key=self._order.__getitem__)]
 
-
-def _order(run: RunInfo) -> Any:
-    """Return what the runs of a list are sorted by. The ids of several nodes have no order."""
-    return run.created_at if "/" in run.id else run.id
-
-
-def collect(
-    client: Client, wanted: List, most: int | None, shape: Callable[[RunInfo], Any]
-) -> Found:
-    """Request page after page, and return at most `most` ended runs (default: all that match a
-    filter, else the last `LAST`). `shape` makes what is kept of a run, because a hundred thousand
-    whole runs would take half a gigabyte."""
-    found = Found()
-    filtered = wanted != List(id=0, live=wanted.live, limits=wanted.limits)
-    stop = most if most is not None else None if filtered else LAST
-    while True:
-        # one run more than needed shows whether there are more
-        wanted.rows = PAGE if stop is None else min(PAGE, stop - found.ended + 1)
-        page = client.call(wanted, RunList)
-        for run in sorted(
-            page.runs, key=lambda run: (not run.status.terminal, _order(run)), reverse=True
-        ):
-            if run.status.terminal and found.ended == stop:
-                found.truncated = True
-                return found
-            found.add(run, shape(run))
-        if page.next is None:
-            return found
-        wanted.before = page.next
-
-
-def listed(client: Client, selection: RunSelection) -> RunSelection:
-    """Return a selection that names the runs that this verb would show for it, but no refused
-    starts. If there are none, raise `Quit` after a note."""
-    wanted = List(id=0, name=selection.name or None, labels=labels(selection.label), limits=False)
-    found = collect(client, wanted, None, lambda run: run.status.rejected).runs
-    runs = [*selection.runs, *(run for run in sorted(found) if not found[run])]
-    if not runs:
-        output.note("no run matches")
-        raise Quit(ExitCode.DONE)
-    return RunSelection(runs)
-
-
-def _with_node(run: RunInfo) -> bytes:
+def _json(run: RunInfo, nodes: Sequence[str] | None) -> bytes:
+    if nodes is None:
+        return to_json(run)
     return b'{"node":%b,%b' % (to_json(run.fleet and run.fleet.node), to_json(run)[1:])
 
 
-def _object(found: Found, nodes: Sequence[str] | None, *, sum_: bool) -> bytes:
+def _print_object(found: Found, nodes: Sequence[str] | None, *, sum_: bool) -> None:
+    output.write(b'{"runs":[')
+    for runs in found.pages():
+        before = b"," if found.runs > len(runs) else b""
+        output.write((before if runs else b"") + b",".join(_json(run, nodes) for run in runs))
     sums = {
-        "runs": len(found.runs),
+        "runs": found.runs,
         "cost_usd": found.cost_usd and round(found.cost_usd, 9),
         "tokens": found.tokens,
     }
@@ -244,12 +243,10 @@ def _object(found: Found, nodes: Sequence[str] | None, *, sum_: bool) -> bytes:
     more = to_json(
         ({"sum": sums} if sum_ else {})
         | ({"truncated": True} if found.truncated else {})
+        | ({"queued": found.queued} if found.queued else {})
         | ({} if nodes is None else {"nodes": nodes, "unanswered": sorted(unanswered_by)})
     )
-    return b'{"runs":[%b]%b\n' % (
-        b",".join(found.in_order()),
-        more.replace(b"{", b",", 1) if len(more) > 2 else more[1:],
-    )
+    output.write(b"]%b\n" % (more.replace(b"{", b",", 1) if len(more) > 2 else more[1:]))
 
 
 # ---- the table
@@ -323,7 +320,7 @@ COLUMNS = (
 )
 
 
-def of_fleet(columns: Sequence[Column]) -> list[Column]:
+def with_node(columns: Sequence[Column]) -> list[Column]:
     """Return the columns for runs of several nodes."""
     first, *others = (column for column in columns if column.name != "PARENT")
     node = Column("NODE", lambda run: output.plain((run.fleet and run.fleet.node) or "-"))
@@ -332,6 +329,25 @@ def of_fleet(columns: Sequence[Column]) -> list[Column]:
 
 LEAST_FIRST = ("DEPTH", "PARENT", "TURNS", "AGE", "TOTAL", "TOKENS", "RAN", "ENDED", "GROUP")
 """Columns to leave out on a narrow terminal, the least important first."""
+
+
+def _print_table(found: Found, options: ListOptions, *, of_fleet: bool) -> None:
+    columns = with_node(options.columns()) if of_fleet else options.columns()
+    room = None if options.wide else table.terminal_width()
+    pages = filter(None, found.pages())
+    first, second = next(pages, []), next(pages, None)
+    if second is None:
+        rows = [[column.cell(run) for column in columns] for run in first]
+        if options.sum_:
+            rows.append(_sums(found, columns))
+        users = {run.user for run in first}
+        print(drawn(columns, rows, users, wide=options.wide, room=room))
+        return
+    stream = table.Stream([column.name for column in columns], LEAST_FIRST, room=room)
+    for runs in chain((first, second), pages):
+        stream.print([column.cell(run) for column in columns] for run in runs)
+    if options.sum_:
+        stream.print([_sums(found, columns)])
 
 
 def drawn(
@@ -355,6 +371,7 @@ def drawn(
     return table.drawn(names, [[row[i] for i in kept] for row in rows], LEAST_FIRST, room=room)
 
 
-def _sums(found: Found) -> dict[str, str]:
+def _sums(found: Found, columns: Sequence[Column]) -> list[str]:
     figures = {"TOKENS": output.tokens(found), "USD": output.cost(found)}
-    return {"ID": "sum", "NAME": counted(len(found.runs), "run"), **figures}
+    cells = {"ID": "sum", "NAME": counted(found.runs, "run"), **figures}
+    return [cells.get(column.name, "") for column in columns]

@@ -3,6 +3,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import partial
+from itertools import islice
 from typing import Annotated, Any, NamedTuple
 
 from sfad.protocol.encoding import to_json
@@ -13,6 +14,7 @@ from ..app import OverFleet, app
 from ..connecting.connection import AGAIN, Client, ConnectionLost, check
 from ..connecting.history import connect
 from ..connecting.in_flight import RequestsInFlight, carry_on, wait
+from ..exits import ExitCode, Quit
 from ..options.selection import ListedSelection, RunSelection
 from ..options.shared import Tail, Value, flag, tail
 from ..options.spreading import spread
@@ -23,6 +25,10 @@ from ..showing.follower import Copying, Follower, data_from
 LONGEST = 1 << 20
 """Maximum bytes of a line that waits for its end; a longer line is shown in pieces."""
 OLD = "sfactl: lines marked ≤ were written by that time; when exactly is not recorded"
+
+
+MOST = 400
+"""Runs that filters may choose: two files of each are open at once, of the usual 1024."""
 
 
 class Source(NamedTuple):
@@ -245,9 +251,15 @@ def logs(
             return of_node(client, chosen, stdout, stderr, tail, follow=follow_, stamped=timestamps)
         found: RunSelection = chosen
         if chosen.filtered:
-            from .list import listed  # not needed if the runs are named
+            from ..showing.pages import listed  # not needed if the runs are named
 
-            found = listed(client, chosen)
+            found = RunSelection(list(islice(listed(client, chosen), MOST + 1)))
+            if len(found.runs) > MOST:
+                raise Quit(
+                    ExitCode.UNAVAILABLE,
+                    f"more than {MOST} runs match, whose files cannot all be open at once; "
+                    "name fewer",
+                )
         opened: list[tuple[LogFiles, list[int]]] = []
         code = found.each_of(
             client, "logs", lambda run: opened.append(_open(client, run, times=timestamps))

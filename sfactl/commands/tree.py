@@ -10,6 +10,7 @@ from ..app import OverFleet, app
 from ..connecting.connection import connect
 from ..options.shared import Json, MaybeRun, Socket, flag
 from ..showing.lines import Line, line_of
+from ..showing.pages import QUEUED, tell_queued
 from ..showing.waiting import awaited, near, share
 from ..top.table import children
 
@@ -27,10 +28,11 @@ def tree(
 
     Shows live runs and those that ended recently, below their parents. With RUN, only its tree.
     The time is the age of a live run, and how long one that has ended ran. The user is named if
-    there are runs of other users.
+    there are runs of other users. The first 20 queued runs are shown, and the others counted.
     """
     with connect(socket) as client:
-        runs = client.call(List(id=0, root=root, live=live), RunList).runs
+        page = client.call(List(id=0, root=root, live=live, queued=QUEUED), RunList)
+        runs = page.runs
         # each line is told once, where it ends
         ends = (
             {}
@@ -42,6 +44,7 @@ def tree(
             }
         )
     show(runs, json=json, ends=ends)
+    tell_queued(page.queued)
 
 
 def show(

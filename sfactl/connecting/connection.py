@@ -228,7 +228,8 @@ class Client:
         self._answers: list[Answer] = []
         self.fleet: FleetNodes | None = None
         """The nodes for which the daemon answers on this connection; `None`: for itself."""
-        self._last_id = 0
+        self.last_id = 0
+        """Of the request that was sent last."""
         self._patience: float | None = None
         self._first_open()
 
@@ -364,15 +365,15 @@ class Client:
 
     def next_id(self) -> int:
         """Return an id that no earlier request of this connection has."""
-        self._last_id += 1
-        return self._last_id
+        self.last_id += 1
+        return self.last_id
 
     def send(self, request: Request, descriptors: Sequence[int] = ()) -> int:
         """Give the request the next id, send it without waiting, and return the id; `arrived` or
         `answer` receive the reply. After `ConnectionLost` the daemon has not taken the request: a
         frame that is cut off is no request. Raise `DaemonError` if the daemon said why it closed
         the connection."""
-        request.id = self.next_id()
+        request = replace(request, id=self.next_id())
         frame = pack_message(request)
         if len(frame) > MAX_REQUEST:
             raise exits.UsageError(
@@ -423,9 +424,9 @@ class Client:
         while True:
             asked, sent = time.monotonic(), False
             try:
-                self.send(request, descriptors)
+                number = self.send(request, descriptors)
                 sent = True
-                return self.answer(request.id, expected)
+                return self.answer(number, expected)
             except ConnectionLost:
                 if repeated >= (request.repeats if sent else max(request.repeats, 1)):
                     raise ConnectionLost(self.path, unanswered(request)) from None

@@ -58,7 +58,7 @@ class RequestsInFlight:
             sent = True
         except ConnectionLost:
             pass  # `receive` raises it as well, after the replies that came before the end
-        self._open[request.id] = OpenRequest(request, answered, descriptors, sent)
+        self._open[self._client.last_id] = OpenRequest(request, answered, descriptors, sent)
 
     @property
     def connected(self) -> bool:

@@ -27,6 +27,8 @@ class Late(Exception):
 
 COMPLETION_SECONDS = 0.5
 """Seconds to wait for the daemon."""
+QUEUED = 100
+"""Queued runs that are offered. There may be thousands, of which a person looks for none."""
 Candidate = tuple[str, str]
 """A word, and the description that the shell shows."""
 
@@ -56,7 +58,8 @@ def _is_word(text: str) -> bool:
 
 def _listed(socket: str | None, status: Sequence[Status] = ()) -> list[RunInfo]:
     with connect(socket, tell=False) as client:
-        return client.call(List(id=0, status=list(status)), RunList).runs[::-1]
+        wanted = List(id=0, status=list(status), queued=QUEUED, limits=False)
+        return client.call(wanted, RunList).runs[::-1]
 
 
 def _live(socket: str | None) -> list[RunInfo]:

@@ -72,7 +72,7 @@ class RunSelection(Struct, frozen=True):
             return code
         if not (runs or self.runs):
             output.note("no run matches")
-        return exits.worst([code, *(_done(run, act) for run in runs)])
+        return exits.worst([code, *(done(run, act) for run in runs)])
 
     def without_failures(self, client: Client, verb: str) -> tuple[list[str], int]:
         """Return the ids of the runs, and the worst exit code of those that cannot be found or
@@ -113,7 +113,8 @@ class ListedSelection(RunSelection, frozen=True):
     label: Labels = []
 
 
-def _done(run: str, act: Callable[[str], object]) -> int:
+def done(run: str, act: Callable[[str], object]) -> int:
+    """Call `act` with a run. Print an error if that fails, and return the exit code."""
     try:
         act(run)
     except DaemonError as error:

@@ -531,7 +531,8 @@ class Exporter:
                 for answer in client.arrived():
                     check(answer.reply)
                     if isinstance(answer.reply, EventPush) or (
-                        isinstance(answer.reply, EventPage) and answer.reply.events
+                        isinstance(answer.reply, EventPage)
+                        and (answer.reply.events or answer.reply.more)
                     ):
                         return
 

@@ -7,6 +7,8 @@ import time
 from collections.abc import Mapping
 from typing import Literal
 
+from msgspec.structs import replace
+
 from sfad.protocol.requests.base import Reply, RunReply
 from sfad.protocol.requests.following import OutputPart, ReadOutput, Wait
 from sfad.protocol.requests.listing import Info
@@ -100,8 +102,7 @@ def _write(descriptor: int, data: bytes) -> None:
 
 def run(client: Client, message: Spawn, wanted: SpawnOptions) -> int:
     """Start a run on another node and stay with it: print its output, and return its exit code."""
-    message.tied = not wanted.keep
-    reply, _ = client.ask(message, Reply)
+    reply, _ = client.ask(replace(message, tied=not wanted.keep), Reply)
     if isinstance(reply, Refused):
         raise output.refusal(reply, as_json=wanted.json)
     assert isinstance(reply, RunReply)

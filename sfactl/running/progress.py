@@ -101,7 +101,8 @@ class ProgressLines:
             # its stderr has shown it
             self.say(output.plain(event.message))
         elif own and event.type in ("meter_unpriced", "meter_gap", "meter_silent"):
-            self.say(f"not all of its use is known: {output.plain(event.message)}")
+            unknown = "" if event.type == "meter_unpriced" else "not all of its use is known: "
+            self.say(f"{unknown}{output.plain(event.message)}")
 
     def _limit(self, event: Event) -> None:
         if self._run is not None and (words := self._notices.of(event, self._run)):

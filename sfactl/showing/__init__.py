@@ -1,6 +1,7 @@
 """What is shown of runs, in several verbs.
 
 `table`        tables
+`pages`        long lists of runs, page by page
 `lines`        the runs that have continued each other's session
 `waiting`      what is wrong with a live run, and what waits for a person
 `unlike_here`  what a live run has from the kernel that this process has not

@@ -69,9 +69,52 @@ def drawn(
     lines = [list(header), *([plain(cell) for cell in row] for row in rows)]
     if room is not None:
         lines = _fitted(lines, least_first, room)
-    widths = [max(columns_of(line[i]) for line in lines) for i in range(len(lines[0]))]
-    status = lines[0].index("STATUS") if "STATUS" in lines[0] and coloured() else -1
+    widths = _widths(lines)
+    status = _status(lines[0])
     return "\n".join(_line(line, widths, status if n else -1) for n, line in enumerate(lines))
+
+
+class Stream:
+    """Prints a table that comes in pieces. The first one decides which columns there are; columns
+    are as wide as their longest cell so far."""
+
+    def __init__(
+        self, header: Sequence[str], least_first: Sequence[str] = (), *, room: int | None = None
+    ) -> None:
+        self._header, self._least_first, self._room = list(header), least_first, room
+        self._kept: list[int] = []
+        self._widths: list[int] = []
+
+    def print(self, rows: Iterable[Sequence[str]]) -> None:
+        lines = [[plain(cell) for cell in row] for row in rows]
+        begins = not self._kept
+        if begins:
+            whole = [self._header, *lines]
+            shown = _fitted(whole, self._least_first, self._room) if self._room else whole
+            self._kept = [self._header.index(name) for name in shown[0]]
+            lines = whole
+        lines = [[line[at] for at in self._kept] for line in lines]
+        if self._room is not None:
+            rest = max(_rest(lines, self._room), 1)
+            lines = [[*line[:-1], cut(line[-1], rest)] for line in lines]
+        self._widths = _widths([*lines, [" " * width for width in self._widths] or lines[0]])
+        status = _status([self._header[at] for at in self._kept])
+        print(
+            "\n".join(
+                _line(line, self._widths, -1 if begins and not n else status)
+                for n, line in enumerate(lines)
+            ),
+            flush=True,
+        )
+
+
+def _widths(lines: Sequence[Sequence[str]]) -> list[int]:
+    return [max(columns_of(line[i]) for line in lines) for i in range(len(lines[0]))]
+
+
+def _status(header: Sequence[str]) -> int:
+    """Return the column that is coloured; -1 for none."""
+    return header.index("STATUS") if "STATUS" in header and coloured() else -1
 
 
 def _line(cells: Sequence[str], widths: Sequence[int], status: int) -> str:

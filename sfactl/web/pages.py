@@ -1,7 +1,6 @@
 """The pages, what they read, and what they ask for."""
 
 import os
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from hashlib import sha256
@@ -375,25 +374,18 @@ async def _events(console: Console, request: Request) -> Any:
     """Return the events before one, the newest first."""
     query = request.query_params
     before = views.number(query.get("before", "")) or 0
-    wanted = m.Events(
-        id=0, rows=1000, types=[each for each in query.get("type", "").split(",") if each]
-    )
+    wanted = m.Events(id=0, types=[each for each in query.get("type", "").split(",") if each])
     wanted.severity = _severity(query.get("severity", "low"))
-    # the daemon reads forward: begin so far back that some are found, farther each time
-    back, found = ROWS, deque[Event](maxlen=ROWS)
-    while before > 1 and not found:
-        wanted.after = max(before - back - 1, 0)
-        more = True
-        while more:
-            page = await console.source.ask_here(wanted, m.EventPage)
-            found.extend(event for event in page.events if event.number < before)
-            more, wanted.after = page.more and page.reached < before - 1, page.reached
-        if back >= before:
-            break
-        back *= 8
+    wanted.before = before
+    found: list[Event] = []
+    while wanted.before and len(found) < ROWS:
+        wanted.rows = ROWS - len(found)
+        page = await console.source.ask_here(wanted, m.EventPage)
+        found += reversed(page.events)
+        wanted.before = page.older
     return {
-        "events": [views.event(each, console.source.name) for each in reversed(found)],
-        "more": bool(found) and found[0].number > 1,
+        "events": [views.event(each, console.source.name) for each in found],
+        "more": bool(found) and wanted.before is not None,
     }
 
 

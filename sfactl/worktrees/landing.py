@@ -20,7 +20,6 @@ from sfad.protocol.requests.listing import Info, List, RunList
 from sfad.protocol.requests.starting import Recall, Recalled
 from sfad.protocol.types import RunId, RunInfo
 from sfad.protocol.units import counted
-from sfad.shipping import ShippingError
 
 from .. import output
 from ..connecting.connection import Client, DaemonError
@@ -150,12 +149,12 @@ def _ended(client: Client, wanted: List, kept: Container[str]) -> tuple[list[Run
 
 def led(cwd: str) -> dict[str, str] | None:
     """Return variables with which git obeys no file that an isolated run has left around a
-    directory; `None` if there is none. Raise `ShippingError`."""
+    directory; `None` if there is none. Raise `OSError`."""
     record = worktrees.around(cwd)
     if record is None:
         return None
     if record.admin is None:
-        raise ShippingError(f"git does not know the worktree {record.path} any more")
+        raise OSError(f"git does not know the worktree {record.path} any more")
     return {"GIT_DIR": record.admin, "GIT_WORK_TREE": record.path}
 
 

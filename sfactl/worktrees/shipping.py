@@ -9,8 +9,9 @@ from typing import IO, Any
 
 from msgspec.structs import replace
 
-from sfad import shipping
-from sfad.protocol.requests.shipping import (
+from sfad.features.fleet.files import packing as shipping
+from sfad.features.fleet.files.packing import ShippingError
+from sfad.features.fleet.messages import (
     PIECE,
     FetchFiles,
     FilesKept,
@@ -20,7 +21,6 @@ from sfad.protocol.requests.shipping import (
     PutFiles,
 )
 from sfad.protocol.requests.starting import Spawn
-from sfad.shipping import ShippingError
 
 from .. import output
 from ..connecting.connection import Client
@@ -57,7 +57,7 @@ def sent(message: Spawn, client: Client) -> Spawn:
 
 def _led(root: str) -> Mapping[str, str] | None:
     """Return variables with which git obeys no file that an isolated run has left around a
-    directory; `None` if there is none. Raise `ShippingError`."""
+    directory; `None` if there is none. Raise `OSError`."""
     if not has("worktrees"):
         return None
     from .landing import led

@@ -10,7 +10,6 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
@@ -215,21 +214,10 @@ _TOLD = (
 """How the variables begin on which a setup depends."""
 
 
-@dataclass(slots=True, eq=False)
-class _Reading:
-    """What starts wait for that came at once."""
-
-    done: trio.Event = field(default_factory=trio.Event)
-    found: TreeSetups | None = None
-
-
 class SetupReader:
     def __init__(self, find: Callable[[Root], TreeSetups] | None = None) -> None:
         """`find`: what is called in a thread for each reading."""
         self._find = find or _find
-        self._next: dict[Root, _Reading] = {}
-        """Readings that have not begun."""
-        self._turns: dict[Root, trio.Lock] = {}
         self._known: dict[Root, tuple[float, TreeSetups]] = {}
         self._reading: Counter[int] = Counter()
         """Threads by uid."""
@@ -241,28 +229,11 @@ class SetupReader:
         return found if trio.current_time() - at < KEPT_FOR else None
 
     async def read(self, root: Root) -> TreeSetups:
-        """Return what is found now. Starts that come at once share a reading that begins after the
-        last of them."""
-        while (reading := self._next.get(root)) is not None:
-            await reading.done.wait()
-            if reading.found is not None:
-                return reading.found
-        reading, turn = _Reading(), self._turns.setdefault(root, trio.Lock())
-        self._next[root] = reading
+        """Return what is found now."""
         try:
-            async with turn:
-                del self._next[root]
-                reading.found = await self._read(root)
-            return reading.found
-        finally:
-            if self._next.get(root) is reading:  # it was given up before its turn
-                del self._next[root]
-            if not turn.locked():
-                self._turns.pop(root, None)
-            reading.done.set()
-
-    async def _read(self, root: Root) -> TreeSetups:
-        found = await self._in_thread(root.uid, partial(self._find, root))
+            found = await self._in_thread(root.uid, partial(self._find, root))
+        except OSError:
+            found = None
         if found is None:
             return unknown()
         self._known.pop(root, None)

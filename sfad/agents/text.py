@@ -236,11 +236,19 @@ def answer(
     beginning, so its first line may be the end of an event. `ended_by`: what has ended the run, if
     not the agent; then it stands in the place of what the agent says of that."""
     said, passed, failed = _ending(program, stream, begins_inside=begins_inside)
-    why = f"The agent failed: {failed}" if failed else ""
-    if ended_by:
-        why = f"The run was not completed: {ended_by}"
-    parts = [said.encode() or passed, why.encode()]
-    return b"\n".join(part.rstrip(b"\n") for part in parts if part)
+    answered = said.encode() or passed
+    if ended_by or not failed:
+        return with_end(answered, ended_by)
+    return _joined(answered, f"The agent failed: {failed}")
+
+
+def with_end(answered: bytes, ended_by: str) -> bytes:
+    """Return an answer with what has ended the run, if that is not empty."""
+    return _joined(answered, f"The run was not completed: {ended_by}" if ended_by else "")
+
+
+def _joined(answered: bytes, why: str) -> bytes:
+    return b"\n".join(part.rstrip(b"\n") for part in (answered, why.encode()) if part)
 
 
 def final_answer(program: AgentProgram, stream: bytes, *, begins_inside: bool = False) -> bytes:

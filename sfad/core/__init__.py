@@ -10,6 +10,7 @@ each event. A package or module knows only those above it in this list:
 `commands`    what to do
 `barring`     what else may hold calls and roots: a feature
 `purses`      what else is charged, and bounds calls and roots: a feature
+`elsewhere`   what decides about runs on other machines: a feature
 `context`     the live runs and the present outcome, which all components share
 `watching`    what features look at after an event
 `life`        the steps of a run: accounts, launch, attempts, pause, stop, end

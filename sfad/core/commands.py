@@ -69,17 +69,8 @@ class Launch(WithRun, frozen=True):
 
 
 class Place(WithRun, frozen=True):
-    """Find a node for the run; answer `PlacementWaits` as long as there is none, then `Placed`, or
-    `GrantRefused`."""
-
-
-class Offer(WithRun, frozen=True):
-    """Send the run's grant to its node, again and again until `GrantSeen` or `GrantRefused` can be
-    answered."""
-
-
-class Tend(WithId, frozen=True):
-    """Go on with a run on another node: tell that one what is wanted of it (`giving.wanted_of`)."""
+    """Have the run executed on another machine, or go on with what executes there: tell that what
+    is wanted of it. `HeardOf` tells what becomes of it."""
 
 
 class Terminate(WithId, frozen=True):
@@ -245,8 +236,7 @@ Answer = (
     | ErrorAnswer
 )
 
-ToFleet = Place | Offer | Tend
-ToLauncher = Launch | Terminate | Interrupt | Kill | Survey | Freeze | Thaw | Release
+ToLauncher = Place | Launch | Terminate | Interrupt | Kill | Survey | Freeze | Thaw | Release
 ToStorage = Admit | Record | RecordRefusal | CountRefusal | RecordCall | Publish | SaveOf
 ToLoop = (
     TellCall
@@ -261,7 +251,7 @@ ToLoop = (
     | Shutdown
 )
 
-Command = ToLauncher | ToFleet | ToStorage | ToLoop
+Command = ToLauncher | ToStorage | ToLoop
 
 
 class Outcome(Struct, frozen=True):

@@ -10,6 +10,7 @@ from ..protocol.event_types import EventType
 from ..protocol.types import ErrorCode, Event, RunId, Severity
 from . import commands as c
 from .barring import Barrier
+from .elsewhere import Elsewhere
 from .events import OfPeer
 from .purses import Purses
 from .state.access import (
@@ -112,6 +113,8 @@ class Context:
         """What a feature holds calls and roots with."""
         self.purses = Purses()
         """What a feature has charged, and bounds calls and roots with."""
+        self.elsewhere = Elsewhere()
+        """What a feature decides about runs on other machines."""
         self.released: list[Run] = []
         """Roots that it has let wait, and that may start now."""
         self.watched: dict[RunId, Run] = {}
@@ -170,7 +173,18 @@ class Context:
     ) -> None:
         """Have an event numbered, recorded, logged, and sent to each client that watches the run or
         an ancestor."""
-        self.publish_event(Event(type=what, severity=severity, message=message), run)
+        birth, lineage = run.birth, run.lineage_ids
+        event = Event(
+            type=what,
+            severity=severity,
+            message=message,
+            run_id=birth.id,
+            root_id=lineage[0],
+            agent_name=birth.name,
+            user=birth.user,
+            channel=birth.channel,
+        )
+        self.do(c.Publish(event, lineage))
 
     def publish_event(self, event: Event, run: Run) -> None:
         """Publish an event that tells more than words; the fields about its run are filled in

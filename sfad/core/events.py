@@ -17,15 +17,13 @@ from ..protocol.types import (
     ApiTrouble,
     Limit,
     LimitKind,
-    Reason,
     RunId,
     Source,
     Status,
     Survivor,
-    Wanted,
 )
 from .state.access import Peer
-from .state.account import NOTHING, OpenReservation, Silence, Use
+from .state.account import OpenReservation, Silence, Use
 from .state.policy import Learnt, Policy
 from .state.request import Asked
 from .state.run import Token
@@ -218,7 +216,7 @@ class GatewayConnected(At, frozen=True):
 
 class WindowsSeen(At, frozen=True):
     """A reply to a run, or its session file, tells of the windows of the account that pays for it.
-    The run may have ended; none is named where another node of the fleet tells of them."""
+    The run may have ended; none is named where another machine tells of them."""
 
     time: datetime
     """When the reply came, in the zone in which people are told of times."""
@@ -295,71 +293,11 @@ class AgentProcess(NamedTuple):
         )
 
 
-class PlacementWaits(OfRun, frozen=True):
-    """No node can take a run that is to be placed: none now, or none of the fleet ever
-    (`infeasible`)."""
+class HeardOf(OfRun, frozen=True):
+    """Something was heard of a run that executes, or is to execute, on another machine, or of one
+    that was granted from there. What that is, is the feature's own (`core.elsewhere`)."""
 
-    why: str
-    infeasible: bool = False
-
-
-class Placed(OfRun, frozen=True):
-    """A node has room for a run that is to be placed, and has it reserved. `asked`: it is this one,
-    whose daemon has completed the request."""
-
-    node: str
-    asked: Asked | None = None
-
-
-class GrantRefused(OfRun, frozen=True):
-    """The other node has refused a run, or it was never asked. Nothing of the grant was used."""
-
-    reason: Reason
-
-
-class GrantState(Struct, frozen=True):
-    """A run of another node, as that one tells."""
-
-    status: Status
-    id: RunId = ""
-    """Its id there."""
-    used: Use = NOTHING
-    """With its descendants."""
-    admitted: int = 0
-    """Descendants."""
-    reason: Reason | None = None
-    code: int | None = None
-    signal: int | None = None
-
-
-class GrantSeen(OfRun, frozen=True):
-    """The node of a run has told how the run is. Messages may come late, twice, and in any
-    order."""
-
-    node: str
-    state: GrantState
-
-
-class GrantLost(OfRun, frozen=True):
-    """The node of a run has come back without it, or an operator says that it will not come
-    back."""
-
-    why: str
-
-
-class GrantsRenewed(At, frozen=True):
-    """The node of these runs is about to be told that the giver has heard of it at `at`: their
-    leases begin again."""
-
-    runs: tuple[RunId, ...]
-
-
-class GrantTended(OfRun, frozen=True):
-    """The giver of this run's grant has told what it wants. `lease_until`: on this node's clock;
-    `None`: as before."""
-
-    wanted: Wanted
-    lease_until: float | None = None
+    what: object
 
 
 class AgentSeen(OfRun, frozen=True):
@@ -542,8 +480,7 @@ OfLauncher = (
     | HandedOff
 )
 OfMeters = AgentSessionSaved | UseSeen | LevelSeen | ToolsCalled | AgentSaid
-OfFleet = PlacementWaits | Placed | GrantRefused | GrantSeen | GrantLost | GrantTended
-OfRuns = OfLauncher | OfMeters | OfFleet | ClientBack | TimerFired | EgressRefused
+OfRuns = OfLauncher | OfMeters | HeardOf | ClientBack | TimerFired | EgressRefused
 OfAgentsOnRuns = ReportRequested | ReserveRequested
 OfPeopleOnRuns = (
     PauseRequested | ResumeRequested | ApproveRequested | DenyRequested | LimitRequested
@@ -562,7 +499,6 @@ OfDaemon = (
     | Reconfigured
     | DrainRequested
     | RunsAdopted
-    | GrantsRenewed
 )
 
 Event = OfRuns | OfPeersOnRuns | OfPeers | OfGateway | OfDaemon

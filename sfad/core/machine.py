@@ -7,7 +7,7 @@ from typing import NamedTuple, assert_never
 
 from msgspec.structs import replace
 
-from ..protocol.types import Hold, Status
+from ..protocol.types import ErrorCode, Hold, Status
 from . import commands as c
 from . import events as e
 from .admission.admission import Admission, Awaiting, Widening
@@ -15,13 +15,12 @@ from .admission.adopting import Adopting
 from .admission.guard import MayStart
 from .barring import Barrier
 from .context import Context
+from .elsewhere import Elsewhere
 from .life.attempts import AttemptTracker
-from .life.giving import Giving
 from .life.lifecycle import Lifecycle
 from .life.pausing import Pausing
 from .life.spending import Spending
 from .life.stopping import Stopping, StopRequests
-from .life.taking import Taking
 from .limits.calls import Calls
 from .limits.enforcement import LimitEnforcement, LimitHolds
 from .limits.limit_requests import LimitRequests
@@ -37,22 +36,26 @@ from .watching import NewWatcher, Watching
 _FOLLOWED_UP = (e.Reconfigured, e.RunsAdopted, e.DrainRequested)
 """They may make room for waiting trees, or leave no live run, though no run ends."""
 
+_NOWHERE = "what places runs on other machines is not there, or cannot be loaded now; try again"
+
 
 class Components(NamedTuple):
-    """What a barrier, or purses, may use of the core."""
+    """What halves of features may use of the core."""
 
     context: Context
     lifecycle: Lifecycle
     spending: Spending
     stopping: Stopping
     pausing: Pausing
+    attempts: AttemptTracker
     limit_holds: LimitHolds
     limits: LimitEnforcement
 
 
 NewBarrier = Callable[[Components], Barrier | None]
 NewPurses = Callable[[Components], Purses | None]
-"""`None`: they cannot be made now, and are asked for again."""
+NewElsewhere = Callable[[Components], Elsewhere | None]
+"""`None`: it cannot be made now, and is asked for again."""
 
 
 class Machine:
@@ -68,10 +71,12 @@ class Machine:
         watchers: Mapping[str, NewWatcher] | None = None,
         barrier: NewBarrier | None = None,
         purses: NewPurses | None = None,
+        elsewhere: NewElsewhere | None = None,
     ) -> None:
         """`reservations`: so many may have been made before; their names are not used again.
         `may_start`: rules that features add to the guard's. `watchers`: what features watch, by
-        their names. `barrier`: what holds calls and roots for one. `purses`: what one charges."""
+        their names. `barrier`: what holds calls and roots for one. `purses`: what one charges.
+        `elsewhere`: what decides about runs on other machines for one."""
         self._ctx = context = Context(policy)
         self._spending = Spending(context, reservations)
         self.watching = Watching(context, watchers or {})
@@ -95,13 +100,13 @@ class Machine:
         self._bypasses = Bypasses(context, self._spending, self._limit_enforcement, self._stopping)
         self._components = Components(
             context, self._lifecycle, self._spending, self._stopping, self._pausing,
-            self._limit_holds, self._limit_enforcement,
+            self._attempts, self._limit_holds, self._limit_enforcement,
         )  # fmt: skip
         self._limit_requests = LimitRequests(
             context, self._lifecycle, self._pausing, self._limit_holds, self._limit_enforcement
         )
         self._use_requests = UseRequests(context, self._spending, self._limit_enforcement)
-        self._new_barrier, self._new_purses = barrier, purses
+        self._new_barrier, self._new_purses, self._new_elsewhere = barrier, purses, elsewhere
         self._calls = Calls(
             context,
             self._spending,
@@ -109,10 +114,6 @@ class Machine:
             self._attempts,
         )
         self._widening = Widening(context, self._limit_enforcement)
-        self._giving = Giving(
-            context, self._lifecycle, self._spending, self._stopping, self._pausing, self._attempts
-        )
-        self._taking = Taking(context, self._stopping, self._pausing)
         awaiting = Awaiting(context, self._stopping)
         self._admission = Admission(
             context,
@@ -120,14 +121,12 @@ class Machine:
             self._spending,
             self._widening,
             awaiting,
-            self._taking,
             next_number,
             may_start,
         )
         self._adopting = Adopting(
             context, self._lifecycle, self._spending, self._stopping, self._stop_requests,
             self._pausing, self._attempts, self._limit_holds, self._admission,
-            self._giving, self._taking,
         )  # fmt: skip
 
         # what the shell reads and asks
@@ -187,6 +186,14 @@ class Machine:
     def teams_of(self, user: str) -> Collection[str]:
         """Return the teams that have a purse which a user spends."""
         return self._ctx.purses.teams(user)
+
+    def _has_elsewhere(self) -> bool:
+        """Return whether a feature decides about runs on other machines. What it does that with is
+        made if there was no need of it so far."""
+        make = self._new_elsewhere
+        if make is not None and (made := make(self._components)) is not None:
+            self._ctx.elsewhere, self._new_elsewhere = made, None
+        return type(self._ctx.elsewhere) is not Elsewhere
 
     def holds(self, run: Run, now: float, moment: Moment) -> tuple[Hold, ...]:
         """Return why a live run waits at `now`, or calls of it."""
@@ -255,7 +262,11 @@ class Machine:
                 if (run := self._ctx.permitted_run(event, event.verb, event.run)) is not None:
                     self._requested(run, event)
             case e.SpawnRequested():
-                self._admission.spawn_requested(event)
+                asked = event.asked
+                if (asked.placing is None and asked.grant is None) or self._has_elsewhere():
+                    self._admission.spawn_requested(event)
+                else:
+                    self._ctx.fail(event.token, ErrorCode.UNAVAILABLE, _NOWHERE)
             case e.Committed():
                 self._admission.committed(event)
             case e.StopRequested():
@@ -295,13 +306,13 @@ class Machine:
                 self._reconfigured(event)
             case e.DrainRequested():
                 self._stop_requests.drain_requested(event)
-            case e.GrantsRenewed():
-                self._giving.renewed(event)
             case e.RunsAdopted():
                 if any(one.run.window_hold is not None for one in event.runs):
                     self.barrier()
                 if any(one.run.no_money is not None for one in event.runs):
                     self.purses()
+                if any(one.run.remote or one.run.lease for one in event.runs):
+                    self._has_elsewhere()
                 self._adopting.runs_adopted(event, self._route)
             case _:
                 assert_never(event)
@@ -347,21 +358,8 @@ class Machine:
                 self._attempts.agent_session_saved(run, event)
             case e.ClientBack():
                 self._stop_requests.client_back(run, event)
-            case e.PlacementWaits():
-                self._giving.placement_waits(run, event)
-            case e.Placed():
-                if event.asked is not None:
-                    self._admission.placed_here(run, event.asked, event.at)
-                else:
-                    self._giving.placed(run, event)
-            case e.GrantRefused():
-                self._giving.refused(run, event)
-            case e.GrantSeen():
-                self._giving.seen(run, event)
-            case e.GrantLost():
-                self._giving.lost(run, event)
-            case e.GrantTended():
-                self._taking.tended(run, event)
+            case e.HeardOf():
+                self._ctx.elsewhere.heard(run, event.what, event.at)
             case _:
                 assert_never(event)
 
@@ -412,10 +410,8 @@ class Machine:
                 self._limit_holds.pause_due(run, at)
             case Timer.RECONNECT:
                 self._stop_requests.reconnect_due(run, at)
-            case Timer.LEASE if run.remote is not None:
-                self._giving.lease_due(run, at)
             case Timer.LEASE:
-                self._taking.lease_due(run, at)
+                self._ctx.elsewhere.lease_due(run, at)
             case Timer.CALLS:
                 pass  # calls that wait are looked at after each event
             case _:

@@ -10,7 +10,6 @@ import threading
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import trio
@@ -36,7 +35,6 @@ from .loop.runtime import Runtime
 from .reloading import ConfigFiles
 from .server.lost_runs import continue_lost
 from .server.peers import identify
-from .server.placed_here import prepare_here
 from .server.server import Server
 from .startup import (
     DaemonHome,
@@ -392,8 +390,6 @@ class Daemon:
                 runtime.launcher.watch_children(children)
                 nursery.start_soon(keep_serving, runtime.gateways.serve, log.internal_error)
                 nursery.start_soon(keep_serving, runtime.parts.serve, log.internal_error)
-                runtime.fleet.complete = partial(prepare_here, runtime)
-                nursery.start_soon(keep_serving, runtime.fleet_process.serve, log.internal_error)
                 nursery.start_soon(self._obey, signals, nursery)
                 nursery.start_soon(systemd.feed_watchdog)
                 self.files.keep()

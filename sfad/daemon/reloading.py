@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from .. import config as configuration
 from ..config import ConfigError, Configuration, Loaded
@@ -164,7 +164,8 @@ def forget(state_dir: Path) -> None:
 REMOVED = "removed"
 """The source of a setting that no file has any more."""
 
-AT_START = ("access.users", "containment.", "fleet.", "log.")
+_SECTIONS = [section.key for section in configuration.SECTIONS if section.at_start]
+AT_START = tuple(sorted(["access.users", "containment.", "log.", *map("{}.".format, _SECTIONS)]))
 """Settings that a running daemon cannot change."""
 
 
@@ -199,7 +200,12 @@ class ConfigFiles:
             raise configuration.ConfigError(str(error)) from error
         self._keep(loaded)
         changed = _changes(self.loaded.settings, loaded.settings)
-        self.loaded = replace(loaded, settings=_in_force(self.loaded.settings, loaded.settings))
+        old, new = self.loaded.config, loaded.config
+        self.loaded = replace(
+            loaded,
+            config=structs.replace(new, **{key: getattr(old, key) for key in _SECTIONS}),
+            settings=_in_force(self.loaded.settings, loaded.settings),
+        )
         return self.loaded, changed
 
     def keep(self) -> None:

@@ -19,7 +19,7 @@ from ..durable.saved import EarlierSpool
 from ..durable.spool import Spool
 from ..features.listed import FEATURES
 from ..host import systemd
-from ..host.clock import Timers
+from ..host.clock import MonotonicClock, Timers
 from ..host.descriptors import keep_back
 from ..host.faults import crash_point
 from ..host.files import Damages
@@ -142,7 +142,8 @@ def open_state(
         containment = loaded.config.containment
         launcher = choose_launcher(
             instance=home.instance, mode=containment.mode, cgroup_parent=containment.cgroup_parent,
-            emit=early_events.put, clock=trio.current_time, complain=log.warning,
+            emit=early_events.put, clock=MonotonicClock.current_time, complain=log.warning,
+            together=lambda: early_events.together,
         )  # fmt: skip
         stack.callback(launcher.close)
         everyone = serves_all(loaded.config.access.users, home.socket, launcher.containment)

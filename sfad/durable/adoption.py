@@ -62,7 +62,8 @@ class StoredPidfds:
                 os.close(pidfd)
 
     def forget(self, run: Run) -> None:
-        self._store.forget(name_of_main(run))
+        if self._store.there:
+            self._store.forget(name_of_main(run))
 
     def forget_others(self, names: Iterable[str], runs: Iterable[Run]) -> None:
         """Of what an earlier daemon had kept under `names`, forget all but the main processes of

@@ -4,14 +4,14 @@ failure."""
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from concurrent.futures import CancelledError, wait
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import trio
 from msgspec.structs import replace
@@ -33,7 +33,6 @@ from ..storage.ledger.queries import Reader
 from ..storage.ledger.retention import Pruner
 from ..storage.output import OutputFiles
 from ..storage.output.files import remove, remove_old
-from ..storage.shipped import ShippedFiles
 
 # ---- The jobs that keep the state directory within bounds, for a thread: old output and rows
 # deleted, pages given back,
@@ -50,6 +49,26 @@ _COPY_PAUSE = 0.004
 """Seconds between two steps of a backup, which then copies 40 MB a second."""
 
 
+class Kept(Protocol):
+    """Deletes what a feature keeps of ended runs beside their output, in a thread. Raises
+    `OSError`."""
+
+    def remove(self, runs: Collection[RunId], *, dry: bool) -> int:
+        """Delete what is kept of runs, or only count it if `dry`. Return the bytes."""
+
+    def remove_old(
+        self,
+        cutoff: float | None,
+        *,
+        ends: Callable[[Sequence[RunId]], Mapping[RunId, float | None]],
+        live: Collection[RunId],
+        now: float,
+        between: Callable[[], object],
+    ) -> str:
+        """Delete what is kept of runs that ended before `cutoff`, in seconds since the epoch.
+        `ends`, `between`: as for output. Return what was done, in words; empty if nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class MaintenanceJobs:
     """`live` returns the runs whose output must stay. `say` is told what was done, a line each, and
@@ -62,10 +81,8 @@ class MaintenanceJobs:
     say: Callable[[str], object]
     damaged: Callable[[str], object]
     now: Callable[[], datetime] = wall_clock
-    shipped: ShippedFiles | None = None
-    """Files that were sent with runs; `None` without a fleet."""
-    named: Callable[[], Collection[str]] = frozenset
-    """Returns the copies that live runs name."""
+    kept: Callable[[], Sequence[Kept]] = tuple
+    """Returns what deletes what features keep of runs."""
 
     def keep_room(self) -> None:
         """Keep some room of the disk for a start when it is full."""
@@ -98,26 +115,18 @@ class MaintenanceJobs:
         if count:
             self._tell(f"deleted {count} output files of runs that ended long ago")
 
-    def delete_shipped(self, age: float | None) -> None:
-        """Delete the files that were sent with runs as their output, and those that no run has
-        named."""
-        if self.shipped is None:
+    def delete_kept(self, age: float | None) -> None:
+        """Delete what features keep of runs, as their output."""
+        kept, live = trio.from_thread.run_sync(lambda: (self.kept(), frozenset(self.live())))
+        if not kept:
             return
-        live, named = trio.from_thread.run_sync(
-            lambda: (frozenset(self.live()), frozenset(self.named()))
-        )
         now = self.now().timestamp()
+        cutoff = None if age is None else now - age
         with closing(Reader(open_reader(self.ledger.file.directory))) as reader:
-            count = self.shipped.remove_old(
-                None if age is None else now - age,
-                ends=reader.ends,
-                live=live,
-                named=named,
-                now=now,
-                between=_pause,
-            )
-        if count:
-            self._tell(f"deleted the files that {count} runs had been sent with")
+            for each in kept:
+                done = each.remove_old(cutoff, ends=reader.ends, live=live, now=now, between=_pause)
+                if done:
+                    self._tell(done)
 
     def delete_rows(self, age: float | None) -> None:
         if age is None:
@@ -161,19 +170,26 @@ class MaintenanceJobs:
         pruner, dry = Pruner(self.ledger.file.directory, self._errand, _copy_pause), wanted.dry_run
         cutoff = self.now() - timedelta(seconds=wanted.older_than or 0)
         live = trio.from_thread.run_sync(lambda: frozenset(self.live()))
-        trees = [
-            tree
-            for tree in pruner.choose(cutoff, keep=wanted.keep, uid=uid)
-            if live.isdisjoint(run_id(run.number) for run in tree)
-        ]
-        runs = [run_id(run.number) for tree in trees for run in tree]
-        # output first: a row without output can be pruned again, output without its row would stay
-        files, freed = remove(self.output.directory, runs, dry=dry, between=_copy_pause)
-        freed += self.shipped.remove(runs, dry=dry) if self.shipped is not None else 0
-        deleted = pruner.remove(trees, dry=dry)
+        with pruner.choose(cutoff, keep=wanted.keep, uid=uid, live=live) as chosen:
+            files = freed = 0
+            kept = trio.from_thread.run_sync(self.kept)
+            # output first: a row without output can be pruned again, output without its row would
+            # stay
+            for numbers in chosen.batches():
+                runs = list(map(run_id, numbers))
+                count, size = remove(self.output.directory, runs, dry=dry, between=_copy_pause)
+                files, freed = files + count, freed + size
+                freed += sum(each.remove(runs, dry=dry) for each in kept)
+            deleted = pruner.remove(chosen, dry=dry)
+            if not dry:
+                # a power failure may lose what is in the log only, and then only the spool has the
+                # runs' ends
+                pruner.checkpoint()
+                for numbers in chosen.batches():
+                    trio.from_thread.run_sync(forget, list(map(run_id, numbers)))
         pruned = Pruned(
             id=wanted.id,
-            trees=len(trees),
+            trees=chosen.trees,
             runs=deleted.runs,
             events=deleted.events,
             files=files,
@@ -182,10 +198,6 @@ class MaintenanceJobs:
         )
         if dry:
             return pruned
-        # a power failure may lose what is in the log only, and then only the spool has the runs'
-        # ends
-        pruner.checkpoint()
-        trio.from_thread.run_sync(forget, runs)
         before = self.ledger.records.size_bytes
         pruner.compact()
         shrunk = max(0, before - self.ledger.records.size_bytes)
@@ -262,7 +274,7 @@ class Maintenance:
         async with self._deleting.turn():
             # output first, because that frees the room that the other jobs need
             await self._try("output", partial(jobs.delete_output, self.settings.output))
-            await self._try("shipped", partial(jobs.delete_shipped, self.settings.output))
+            await self._try("kept", partial(jobs.delete_kept, self.settings.output))
             await self._try("ledger", partial(jobs.delete_rows, self.settings.ledger))
             await self._try("compaction", jobs.compact)
         if jobs.backup_is_due(self.settings.backup_every):

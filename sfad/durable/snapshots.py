@@ -52,7 +52,7 @@ _NOTHING: dict[str, dict[str, Any]] = {name: {} for name in _PARTS}
 def to_saved(value: Any) -> Any:
     if not isinstance(value, Account):
         raise NotImplementedError(f"{type(value)} cannot be saved")
-    if not value.known:
+    if not (value.sources or value.reservations or value.below or value.levels):
         return _NOTHING  # of most runs, each time they are saved
     return _converted({name: msgspec.to_builtins(getattr(value, name)) for name in _PARTS}, to_usd)
 
@@ -279,7 +279,8 @@ class RetryingStore:
             return
         self._store.stay()
         self._looked = self._rounds.number
-        self._tell_notes()
+        if self._store.notes:
+            self._tell_notes()
         if self._displaced:
             restore()
             self._displaced = False

@@ -38,21 +38,25 @@ class RunJournal:
         self._spawns = spawns
         self._continued_with = continued_with
 
-    def admit(self, live: Live, others: Iterable[Live], more: Changes) -> None:
-        """Save a run that was admitted just now, others that this has changed, and `more`. Raises
-        `OSError`, and then it must not be."""
-        run = live.run.id
-        self._spawns.save(live)
-        if live.continued_with is not None:
-            self._continued_with.save(run, live.continued_with)
-        own = more | {f"{RUN}{run}": origin_of(live), f"{NOW}{run}": progress_of(live)}
-        if live.key is not None:
-            own[f"{KEY}{run}"] = encode(live.key)
+    def admit(self, runs: Iterable[Live], others: Iterable[Live], more: Changes) -> None:
+        """Save runs that were admitted just now, others that this has changed, and `more`. Raises
+        `OSError`, and then they must not be."""
+        changes = more | self._changes(others)
         try:
-            self._store.write(own | self._changes(others))
+            for live in runs:
+                run = live.run.id
+                self._spawns.save(live)
+                if live.continued_with is not None:
+                    self._continued_with.save(run, live.continued_with)
+                changes[f"{RUN}{run}"] = origin_of(live)
+                changes[f"{NOW}{run}"] = progress_of(live)
+                if live.request_key is not None:
+                    changes[f"{KEY}{run}"] = encode(live.key)
+            self._store.write(changes)
         except OSError:
-            self._spawns.forget(run)
-            self._continued_with.forget(run)
+            for live in runs:
+                self._spawns.forget(live.run.id)
+                self._continued_with.forget(live.run.id)
             raise
 
     def renew(self, live: Live) -> None:
@@ -87,16 +91,15 @@ class RunJournal:
         for live in runs:
             run = live.run.id
             if f"{RUN}{run}" not in items:
-                continue  # it was refused
-            changes[f"{NOW}{run}"] = progress_of(live)
+                continue  # it was refused, or is saved with its admission
+            found = [(f"{NOW}{run}", progress_of(live))]
             if position is not None and (where := position(run)) is not None:
-                changes[f"{METER}{run}"] = where
-        # after an adoption all runs are saved, and few have changed
-        return {
-            key: value
-            for key, value in changes.items()
-            if items.get(key) != value or key in unwritten
-        }
+                found.append((f"{METER}{run}", where))
+            for key, value in found:
+                # after an adoption all runs are saved, and few have changed
+                if items.get(key) != value or key in unwritten:
+                    changes[key] = value
+        return changes
 
 
 # ---- The parts of `spool/`

@@ -59,6 +59,7 @@ def main() -> None:
 
 
 async def _serve(daemon: str, journal: Journal, user: int | None) -> None:
+    os.set_inheritable(LISTENER, False)  # what reads bodies may end a moment later
     listener = trio.SocketListener(trio.socket.from_stdlib_socket(socket.socket(fileno=LISTENER)))
     link = DaemonLink(daemon, LISTENER, journal)
     trust = Trust(_complain)
@@ -113,7 +114,7 @@ async def _serve(daemon: str, journal: Journal, user: int | None) -> None:
 async def _become(user: int, reader: BodyReader, trust: Trust) -> None:
     """Become a user, with all that this process needs and the user may not be able to read. Raises
     `OSError`."""
-    await reader.start()
+    reader.start()
     import_decoders()
     if (file := os.environ.get("SSL_CERT_FILE")) is not None:
         await trust.add(file)

@@ -1,15 +1,15 @@
 """Has the bodies of calls read: small ones at once, others by a process of `reading`."""
 
 import os
+import re
 import socket
-import subprocess
-import sys
 from contextlib import suppress
 from weakref import WeakValueDictionary
 
 import msgspec
 import trio
 
+from ..processes.own_processes import OwnProcess
 from . import reading
 from .coding import UnreadableBodyError
 from .reading import ENCODER, SIZE_BYTES, BodyAnswer, BodyQuestion, Told, answer_to, size_of
@@ -18,6 +18,8 @@ SMALL = 128 << 10
 """Bytes of a body that is read at once. Whatever it holds, that takes some milliseconds."""
 ANSWER_SECONDS = 10.0
 """Seconds that one body may take. One of 64 MiB takes about one."""
+_ENV = re.compile("PYTHON|LD_LIBRARY_PATH")
+"""Others of the gateway's variables may hold keys of the operator's."""
 
 
 class BodyReader:
@@ -29,7 +31,7 @@ class BodyReader:
     def __init__(self, user: int | None = None) -> None:
         """`user`: whom its processes become; `None`: they stay what this process is."""
         self._user = user
-        self._forker: trio.Process | None = None
+        self._forker = OwnProcess()
         self._orders: socket.socket | None = None
         """To the process that forks."""
         self._reader: trio.SocketStream | None = None
@@ -60,7 +62,7 @@ class BodyReader:
                 ) from None
 
     async def _ask(self, question: BodyQuestion, raw: bytes) -> tuple[BodyAnswer, bytes]:
-        reader, self._reader = self._reader or await self._begin(), None
+        reader, self._reader = self._reader or self._begin(), None
         try:
             told, changed = await _asked(reader, question, raw)
         except BaseException:
@@ -74,38 +76,31 @@ class BodyReader:
             raise ValueError(told.refused)
         return told.answer, changed
 
-    async def start(self) -> None:
+    def start(self) -> None:
         """Start the process that forks the others. Without this, the first body does. Raises
         `OSError`."""
         if self._orders is not None:
             self._orders.close()
         self._orders, theirs = socket.socketpair()
-        with theirs, trio.CancelScope(shield=True):
-            # the environment may hold keys of the operator's
-            env = {
-                name: value
-                for name, value in os.environ.items()
-                if name.startswith(("PYTHON", "LD_LIBRARY_PATH"))
-            }
-            user = ["--user", str(self._user)] if self._user is not None else []
-            words = [sys.executable, "-P", "-X", "utf8", "-m", reading.__name__, *user]
-            self._forker = await trio.lowlevel.open_process(
-                words,
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                env=env,
-                start_new_session=True,
+        user = ["--user", str(self._user)] if self._user is not None else []
+        with theirs:
+            self._forker.start(
+                ["-m", reading.__name__, *user],
+                [
+                    (os.POSIX_SPAWN_DUP2, theirs.fileno(), 0),
+                    (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
+                ],
+                env=_ENV,
             )
 
     async def ended(self) -> None:
         """Return when the process that forks the others has ended."""
-        if self._forker is not None:
-            await self._forker.wait()
+        await self._forker.ended()
 
-    async def _begin(self) -> trio.SocketStream:
+    def _begin(self) -> trio.SocketStream:
         """Start a process for questions. Raises `OSError`."""
-        if self._forker is None or self._forker.poll() is not None:
-            await self.start()
+        if self._forker.pid is None:
+            self.start()
         assert self._orders is not None
         ours, theirs = socket.socketpair()
         with theirs:

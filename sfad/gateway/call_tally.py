@@ -347,7 +347,8 @@ class CallTally:
         self._daemon.ended(self._ended(used, self.error))
 
     def _ended(self, used: _Used, error: str | None) -> EndCall:
-        tiers = self._call.model, self._call.tiers, self._reply.tiers
+        models = f"{self._call.model} {self._reply.model}"  # an alias tells no version
+        tiers = models, self._call.tiers, self._reply.tiers
         return EndCall(
             id=0,
             run=self._asked.run,
@@ -358,7 +359,7 @@ class CallTally:
             partial=used.partial,
             sure=used.sure,
             tools=list(self._reply.tools),
-            factor=self._api.factor(*tiers),
+            factor=self._api.factor(*tiers, url=self._asked.url),
             least_factor=self._api.least_factor(*tiers),
             fees_usd=self._reply.fees_usd,
             unsure_fees_usd=self._reply.unsure_fees_usd,
@@ -402,15 +403,27 @@ class CallTally:
         return bool(reply.begun or reply.written or any(reply.media.values()) or reply.tools)
 
     def _as_told(self, said: Said) -> _Used:
-        tokens, sure = said.tokens, said.sure
+        tokens, sure = self._with_media(said.tokens), said.sure
+        unsaid = tokens is not said.tokens
         if self._call.long_cache and not said.lifetimes:
             tokens = replace(tokens, long_write=tokens.cache_write)
         return _Used(
             tokens,
-            partial=bool(said.lost) and said.cost_usd is None,
+            partial=unsaid or bool(said.lost) if said.cost_usd is None else "cost" in said.lost,
             sure=sure if sure != tokens else None,
             cost_usd=said.cost_usd,
         )
+
+    def _with_media(self, tokens: Tokens) -> Tokens:
+        """Return what is told, with an estimate of what request and reply have beside text, where
+        the provider tells no modality. Of input, audio alone costs more than text."""
+        heard, shown = self._call.media.get("audio", 0), self._reply.media
+        if tokens.modes or not (heard or any(shown.values())):
+            return tokens
+        modes = {mode: Tokens(output=count) for mode, count in shown.items()}
+        if heard:
+            modes["audio"] = replace(modes.get("audio", Tokens()), input=heard)
+        return clipped(replace(tokens, modes=modes))
 
     def _estimated(self, said: Said, known: Tokens) -> _Used:
         reply = self._reply

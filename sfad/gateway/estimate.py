@@ -4,6 +4,7 @@ broken off."""
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import ceil
 from typing import NamedTuple, TypeVar
 
 from ..agents.counters import BYTES_A_TOKEN as _WRITTEN_A_TOKEN
@@ -121,11 +122,13 @@ class Estimates:
     def output(self, run: str, call: ModelCall, written: int) -> int:
         """Return the tokens of so many bytes that a model has written."""
         known = self._runs.get((run, call.model), _NOTHING)
-        return (
-            -(-written * known.output // known.written)
-            if known.written
-            else -(-written // _WRITTEN_A_TOKEN)
-        )
+        shown = written / _WRITTEN_A_TOKEN
+        if not known.written:
+            return ceil(shown)
+        hidden, part = known.output - known.written / _WRITTEN_A_TOKEN, written / known.written
+        # a title of five bytes may have ninety tokens of thinking: a long reply has not as many for
+        # each of its bytes
+        return ceil(shown + hidden * (part if hidden < 0 else min(1.0, part)))
 
     def learn(self, run: str, call: ModelCall, used: Tokens, written: int) -> None:
         """Take how many tokens a call had, and how many bytes its reply."""

@@ -145,6 +145,10 @@ class _RejectedError(Exception):
     Its agent learns nothing: it would end."""
 
 
+class _UnknownOptionError(Exception):
+    """The upstream refuses the option with which it would tell the usage of a stream."""
+
+
 class _BrokenOffError(Exception):
     """The upstream's reply has ended in the middle."""
 
@@ -211,6 +215,11 @@ async def _take(record: RequestRecord, data: bytes, at_a_time: int) -> None:
         record.piece(data[at : at + at_a_time])
         if at + at_a_time < len(data):
             await trio.lowlevel.cancel_shielded_checkpoint()
+
+
+_UNKNOWN = {400, 422}
+"""Statuses of servers that refuse a field, such as older versions of Azure's API
+(https://github.com/openai/openai-python/issues/1469)."""
 
 
 async def _refusal_of(pieces: AsyncIterator[bytes]) -> list[bytes]:
@@ -571,9 +580,8 @@ class Exchange:
         encodings = b",".join(
             value for name, value in self._headers if name.lower() == b"content-encoding"
         ).decode("latin-1")
-        found, _ = await self._read_and_change(
-            found_run, BodyQuestion(api.name, path, encodings), raw
-        )
+        question = BodyQuestion(api.name, path, encodings, host=upstream.host)
+        found, _ = await self._read_and_change(found_run, question, raw)
         call = found.call
         estimate = self._shared.estimates.input(found_run.run, call)
         asked = _admission(found_run.run, upstream, api, call, estimate)
@@ -618,22 +626,14 @@ class Exchange:
                 subscription,
             )
             with suppress(_RejectedError), _settling(record):
-                sent, headers = raw, self._headers
-                if admitted.max_output is not None or found.incomplete:
-                    _, sent = await self._read_and_change(
-                        found_run,
-                        BodyQuestion(api.name, path, encodings, True, admitted.max_output),
-                        raw,
-                    )
-                    space.grow(len(sent))
-                    headers = _without(headers, b"content-encoding")
-                    self._takes_out_usage = found.incomplete
-                    if found.incomplete:  # what is taken out of would have to be encoded again
-                        headers = [
-                            *_without(headers, b"accept-encoding"),
-                            (b"accept-encoding", b"identity"),
-                        ]
-                await self._forward(found_run, upstream, route, sent, headers, record, space)
+                question = replace(question, change=True, max_output=admitted.max_output)
+                forward = partial(
+                    self._forward_changed, found_run, upstream, route, raw, record, space
+                )
+                try:
+                    await forward(question, asks=found.incomplete)
+                except _UnknownOptionError:
+                    await forward(replace(question, completes=False), asks=False)
                 return
 
     def _subscription_seen(
@@ -660,6 +660,24 @@ class Exchange:
             raise _RejectedError(
                 "the provider refuses calls until a window is reset; it is made again then"
             )
+
+    async def _forward_changed(
+        self, found_run: CallerRun, upstream: Upstream, route: Route, raw: bytes,
+        record: RequestRecord, space: BodySpace, question: BodyQuestion, *, asks: bool,
+    ) -> None:  # fmt: skip
+        """Forward a call. `asks`: its body is changed so that the reply tells the usage."""
+        sent, headers = raw, self._headers
+        if question.max_output is not None or asks:
+            _, sent = await self._read_and_change(found_run, question, raw)
+            space.grow(len(sent))
+            headers = _without(headers, b"content-encoding")
+        self._takes_out_usage = asks
+        if asks:  # what is taken out of would have to be encoded again
+            headers = [
+                *_without(headers, b"accept-encoding"),
+                (b"accept-encoding", b"identity"),
+            ]
+        await self._forward(found_run, upstream, route, sent, headers, record, space)
 
     async def _read_and_change(
         self, found_run: CallerRun, question: BodyQuestion, raw: bytes
@@ -800,11 +818,11 @@ class Exchange:
         try:
             if record is not None:
                 record.begun(response)
-                early = (
-                    await _refusal_of(pieces)
-                    if record.reads_subscriptions and response.status_code == 429
-                    else []
-                )
+                asks = self._takes_out_usage and response.status_code in _UNKNOWN
+                holds = record.reads_subscriptions and response.status_code == 429
+                early = await _refusal_of(pieces) if asks or holds else []
+                if asks and b"stream_options" in b"".join(early):
+                    raise _UnknownOptionError
                 record.look_at_subscription(response, b"".join(early))
                 if response.has_redirect_location:
                     raise _redirected(upstream, response)
@@ -841,7 +859,7 @@ class Exchange:
 
     def _relay(self, response: httpx2.Response) -> "_Relay":
         coding = response.headers.get("content-encoding", "")
-        if self._takes_out_usage and response.status_code == HTTPStatus.OK:
+        if self._takes_out_usage and response.is_success:
             with suppress(UnreadableBodyError):  # an encoding that the gateway does not know
                 return _WithoutUsage(response, Coding(coding))
         return _Relay(response)

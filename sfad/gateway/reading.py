@@ -37,9 +37,12 @@ class BodyQuestion(msgspec.Struct, frozen=True):
     path: str
     encodings: str
     change: bool = False
-    """Return the body with what the reply needs to tell its usage, and with the maximum output
-    below."""
+    """Return the body with the changes that the fields below say."""
     max_output: int | None = None
+    completes: bool = True
+    """Change it so that the reply tells its usage."""
+    host: str = ""
+    """Where the call goes: servers differ in what they take."""
 
 
 class BodyAnswer(msgspec.Struct, frozen=True):
@@ -58,13 +61,13 @@ class Told(msgspec.Struct):
 def answer_to(question: BodyQuestion, raw: bytes, most: int = MAX_BODY) -> tuple[BodyAnswer, bytes]:
     """Return what a body of at most `most` bytes says, and the changed body if that is wanted.
     Raises `ValueError`, also for a body that takes too much memory."""
-    api = APIS[question.api]
+    api = APIS[question.api].at(question.host)
     try:
         plain = Coding(question.encodings).feed(raw, most) if question.encodings else raw
         call = api.call(question.path, plain)
         if call is None:
             raise ValueError(f"{question.path} is not the path of a call")
-        completed = api.completed(plain)
+        completed = api.completed(plain) if question.completes else plain
         changed = b""
         if question.change:
             changed = (

@@ -5,16 +5,16 @@ import math
 import time
 from collections.abc import Callable, Hashable
 from datetime import UTC, datetime
+from functools import partial
 
 import trio
 
+from .probe import current_boot
 from .time_namespace import offset_ns
 
-
-def wall_clock() -> datetime:
-    """Return the present time in UTC, for people. It decides nothing about live runs, so setting
-    the clock cannot end one."""
-    return datetime.now(UTC)
+wall_clock: Callable[[], datetime] = partial(datetime.now, UTC)
+"""Returns the present time in UTC, for people. It decides nothing about live runs, so setting the
+clock cannot end one. A function of C: a run asks for it nine times."""
 
 
 def _monotonic() -> Callable[[], float]:
@@ -35,6 +35,22 @@ class MonotonicClock(trio.abc.Clock):
 
     def deadline_to_sleep_time(self, deadline: float) -> float:
         return deadline - self.current_time()
+
+
+def stamp() -> str:
+    """Return what this machine's clock says, for another machine to send back. It begins again at
+    each boot."""
+    return f"{current_boot()}:{trio.current_time():.3f}"
+
+
+def after_stamp(stamped: str, seconds: float) -> float | None:
+    """Return the time so many seconds after a stamp; `None` if that was before the machine was
+    booted."""
+    boot, _, at = stamped.rpartition(":")
+    try:
+        return float(at) + seconds if boot == current_boot() else None
+    except ValueError:
+        return None
 
 
 class Timers:

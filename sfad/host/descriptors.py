@@ -2,6 +2,7 @@
 time."""
 
 import ctypes
+import errno
 import os
 import resource
 import socket
@@ -14,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
+from typing import TypeVar
 
 from .tasks import LoopRounds
 
@@ -25,6 +27,8 @@ from .tasks import LoopRounds
 # the daemon's soft RLIMIT_NOFILE is a little below the hard one, and the launcher lifts it while it
 # signals, kills and looks. So no descriptor is held ready for that.
 
+
+T = TypeVar("T")
 
 RESERVE, LEAST_RESERVE = 32, 4
 """Descriptors in one reserve, and what it has at least where the limit is low. A launch takes eight
@@ -121,6 +125,20 @@ class lifted:  # noqa: N801 - as `contextlib.suppress` is named: it reads like a
     def __exit__(self, *_: object) -> None:
         if _limits is not None:
             resource.setrlimit(resource.RLIMIT_NOFILE, _limits)
+
+
+def with_reserve(call: Callable[..., T], *arguments: object) -> T:
+    """Return what `call` returns. If no descriptor is left for it, call it again, and allow those
+    that are kept back.
+
+    To allow them takes two system calls, and most calls of the launcher need none of them."""
+    try:
+        return call(*arguments)
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+    with lifted():
+        return call(*arguments)
 
 
 # ---- Closes the descriptors that clients sent, in threads of their own

@@ -2,6 +2,7 @@
 
 import errno
 import types
+from collections import deque
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -12,8 +13,9 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar, TypeVarTuple
+from typing import Any, TypeVar, TypeVarTuple
 from weakref import WeakValueDictionary
 
 import trio
@@ -69,40 +71,6 @@ class FairLock:
             yield
 
 
-class Line:
-    """Lets tasks go on in the order in which they have taken a place, one a round of the loop: trio
-    executes the tasks of a round in any order, and thousands at once would keep it from all else.
-    Each key has a line of its own."""
-
-    def __init__(self) -> None:
-        self._last: dict[Hashable, trio.Event] = {}
-        """Is set once the last one in the line has gone on."""
-
-    def is_empty(self, key: Hashable) -> bool:
-        """Return whether all that took a place have gone on."""
-        return key not in self._last
-
-    def place(self, key: Hashable, work: Awaitable[T]) -> Awaitable[T]:
-        """Take a place now. Return what awaits `work`, and then those in front. It must be awaited:
-        those behind it wait for it."""
-        before, self._last[key] = self._last.get(key), (gone := trio.Event())
-        return self._go_on(key, work, before, gone)
-
-    async def _go_on(
-        self, key: Hashable, work: Awaitable[T], before: trio.Event | None, gone: trio.Event
-    ) -> T:
-        try:
-            try:
-                return await work
-            finally:
-                if before is not None:
-                    await before.wait()
-        finally:
-            gone.set()
-            if self._last[key] is gone:
-                del self._last[key]
-
-
 async def keep_serving(
     serve: Callable[[], Awaitable[None]], failed: Callable[[Exception], object]
 ) -> None:
@@ -121,9 +89,21 @@ async def keep_serving(
 _ASIDE = object()
 
 
+@dataclass(slots=True, eq=False)
+class _Place:
+    """Where a coroutine waits in a `Line`."""
+
+    coroutine: Coroutine[object, None, None] | None = None
+    """One that `begin` executes."""
+    event: trio.Event | None = None
+    """What a task waits for instead."""
+    found: Any = None
+    error: Exception | None = None
+
+
 @types.coroutine
-def _go_aside() -> Generator[object, None, None]:
-    yield _ASIDE
+def _leave(why: object) -> Generator[object, None, None]:
+    yield why
 
 
 @types.coroutine
@@ -182,16 +162,36 @@ class Background:
             return
         finally:
             self._at_once = False
-        if left is not _ASIDE:
+        if left is _ASIDE:
+            self.start_soon(_rest_of, coroutine)
+        elif isinstance(left, _Place):
+            left.coroutine = coroutine
+        else:
             coroutine.close()
             raise RuntimeError(f"{coroutine} has waited inside the loop: it must go aside first")
-        self.start_soon(_rest_of, coroutine)
 
     async def aside(self) -> None:
         """Call this before the first wait of a coroutine that `begin` may execute: from here on it
         is a task. In a task it does nothing."""
         if self._at_once:
-            await _go_aside()
+            await _leave(_ASIDE)
+
+    async def stay(self, place: _Place) -> None:
+        """Wait until `go_on`. It costs no task where `begin` executes the coroutine."""
+        if self._at_once:
+            await _leave(place)
+        else:
+            place.event = trio.Event()
+            await place.event.wait()
+
+    def go_on(self, place: _Place) -> None:
+        if place.event is not None:
+            place.event.set()
+        elif place.coroutine is not None:
+            try:
+                self.begin(place.coroutine)
+            except Exception:  # noqa: BLE001 - see the class
+                self._failed(place.coroutine)
 
     def run_then(
         self,
@@ -219,6 +219,54 @@ class Background:
         `asker`: see `FairLock`. Raises what it raises."""
         async with self._walks.turn(asker):
             return await in_thread(work)
+
+
+class Line:
+    """Those that wait for the same thing go on in the order in which they came. Tasks of trio would
+    not: trio executes those of a round in any order. Each key has a line of its own."""
+
+    def __init__(self, background: Background) -> None:
+        self._background = background
+        self._waiting: dict[Hashable, deque[tuple[_Place, Callable[[], Awaitable[Any]]]]] = {}
+
+    def is_empty(self, key: Hashable) -> bool:
+        """Return whether all that came have gone on."""
+        return key not in self._waiting
+
+    async def wait(self, key: Hashable, work: Callable[[], Awaitable[T]]) -> T:
+        """Return what `work` returns, or raise what it raises. It begins later; all that have come
+        by then share it."""
+        place = _Place()
+        if key not in self._waiting:
+            self._waiting[key] = deque()
+            self._background.start_soon(self._lead, key)
+        self._waiting[key].append((place, work))
+        await self._background.stay(place)
+        if place.error is not None:
+            raise place.error
+        found: T = place.found
+        return found
+
+    async def _lead(self, key: Hashable) -> None:
+        waiting = self._waiting[key]
+        try:
+            while waiting:
+                together, found, error = len(waiting), None, None
+                try:
+                    found = await waiting[0][1]()
+                except Exception as why:  # noqa: BLE001 - each raises it
+                    error = why
+                for number in range(together):
+                    if number and not number % ROUND_REQUESTS:
+                        await trio.lowlevel.checkpoint()
+                    place, _ = waiting.popleft()
+                    place.found, place.error = found, error
+                    self._background.go_on(place)
+        finally:
+            del self._waiting[key]
+            for place, _ in waiting:
+                if place.coroutine is not None:
+                    place.coroutine.close()  # the daemon ends
 
 
 # ---- Turns of the trio loop: what its tasks do between two waits for I/O

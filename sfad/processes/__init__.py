@@ -16,8 +16,6 @@
 `launched_runs`    the runs from their first launch to their release, and which run carries which
                    mark
 `trampoline`       the process that becomes a run's command, and how it is started
-`shipping`         unpacks the files that were sent with a run, as its first step; compares them
-                   with what has become of them
 `helper`           programs that are executed as the run's user: helpers, and first steps
 `launcher`         what the loop needs of a launcher: it names runs, not pids
 `credentials`      the user that a run executes as, and an environment for programs that must not

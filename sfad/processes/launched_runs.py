@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from zlib import crc32
 
 import trio
@@ -40,13 +41,19 @@ def tag(instance: str, run_id: RunId) -> int | None:
     """Return the number of a run: the same for the next daemon, unique among the live runs of an
     instance, and unlikely to be another instance's. That of a hook, whose name has none, is any.
     None if every process has that number by default."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_MSGQUEUE)
+    soft, hard = _own_limits()
     top = CAPACITY if hard == resource.RLIM_INFINITY else min(hard, CAPACITY)
     least = top // 2
     number = least + (int(instance, 16) + (number_or_zero(run_id) or crc32(run_id.encode()))) % max(
         1, top - least
     )
     return number if number != soft else None
+
+
+@cache
+def _own_limits() -> tuple[int, int]:
+    # asked once, and not for each run: nothing changes it
+    return resource.getrlimit(resource.RLIMIT_MSGQUEUE)
 
 
 def cookie(pid: int, instance: str) -> bytes | None:
@@ -177,6 +184,12 @@ class LaunchedRun:
         yield self
         for child in tuple(self.children):
             yield from child.subtree()
+
+    def has_main(self) -> bool:
+        """Return whether `mains` has any."""
+        return self.main is not None or (
+            bool(self.children) and any(child.has_main() for child in self.children)
+        )
 
     @property
     def mains(self) -> list[MainProcess]:

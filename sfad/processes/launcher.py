@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-import secrets
 import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -87,6 +86,18 @@ class Bounds:
 UNBOUND = Bounds()
 
 
+_nonces: list[str] = []
+"""Nonces that no run has yet: getrandom(2) is asked for many at a time."""
+os.register_at_fork(after_in_child=_nonces.clear)
+
+
+def new_nonce() -> str:
+    """Return the random part of a run's cookie: 64 bits, hexadecimal."""
+    if not _nonces:
+        _nonces.extend(os.urandom(8 * 256).hex(" ", 8).split())
+    return _nonces.pop()
+
+
 @dataclass(frozen=True, slots=True)
 class LaunchSpec:
     """One attempt at a run's command. The descriptors stay the caller's; the launcher duplicates
@@ -115,7 +126,7 @@ class LaunchSpec:
     the command in there (`helper.completed`)."""
     user: Credentials | None = None
     """Who executes the command; `None` is the daemon's own user."""
-    nonce: str = field(default_factory=lambda: secrets.token_hex(8))
+    nonce: str = field(default_factory=new_nonce)
     """The random part of the run's cookie, hexadecimal: the same for all attempts, so that the next
     daemon finds the run by it."""
 
@@ -176,22 +187,8 @@ Remember = Callable[[LaunchRecord], bool]
 false, the launch fails."""
 
 
-class Launcher(Protocol):
-    """Starts, stops, pauses and counts runs by their ids. Every method returns at once; events
-    through `Emit` follow: `LaunchSucceeded | LaunchFailed`, `MainExited`, `Emptied`, `Frozen`,
-    `Surveyed`."""
-
-    containment: Literal["cgroup", "tags"]
-
-    @property
-    def detail(self) -> str:
-        """Where runs are contained, or why not by cgroup; for `status` and `doctor`."""
-
-    def launch(
-        self, run_id: RunId, parent: RunId | None, spec: LaunchSpec, remember: Remember
-    ) -> None:
-        """Start the run's command, for the first time or again; `LaunchSucceeded` or `LaunchFailed`
-        follows."""
+class RunProcesses(Protocol):
+    """What is done to the processes of runs. Every method returns at once."""
 
     def terminate(self, run_id: RunId, signal: int) -> None:
         """Send a signal to every process of the run and its descendants; `Emptied` follows when
@@ -215,6 +212,24 @@ class Launcher(Protocol):
 
     def release(self, run_id: RunId) -> None:
         """Forget the run and remove its containment."""
+
+
+class Launcher(RunProcesses, Protocol):
+    """Starts, stops, pauses and counts runs by their ids. Every method returns at once; events
+    through `Emit` follow: `LaunchSucceeded | LaunchFailed`, `MainExited`, `Emptied`, `Frozen`,
+    `Surveyed`."""
+
+    containment: Literal["cgroup", "tags"]
+
+    @property
+    def detail(self) -> str:
+        """Where runs are contained, or why not by cgroup; for `status` and `doctor`."""
+
+    def launch(
+        self, run_id: RunId, parent: RunId | None, spec: LaunchSpec, remember: Remember
+    ) -> None:
+        """Start the run's command, for the first time or again; `LaunchSucceeded` or `LaunchFailed`
+        follows."""
 
     def bound(self, run_id: RunId, bounds: Bounds) -> None:
         """Set other bounds for a live run. If they are below what the run uses now, the kernel ends

@@ -5,6 +5,7 @@ import ctypes
 import os
 import resource
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache, partial
 from signal import SIGKILL
@@ -48,6 +49,7 @@ from .watch import (
     Orphans,
     OwedEvents,
     Reactor,
+    Together,
     signal_mains,
     wait_for_trampolines,
 )
@@ -218,7 +220,7 @@ class LocalLauncher(Launcher):
         self._emitter = emitter
         self._complaints = complaints
         self._runs = LaunchedRuns(instance)
-        self._reactor = Reactor(complaints.failed)
+        self._reactor = Reactor(complaints.failed, emitter.together)
         self._orphans = Orphans()
         self._creator = ProcessCreator(trampoline or best())
         self._owed = OwedEvents(
@@ -451,6 +453,7 @@ def choose_launcher(
     nofile: int | None = None,
     complain: Complain = lambda _text: None,
     trampoline: Trampoline | None = None,
+    together: Together = nullcontext,
 ) -> LocalLauncher:
     """Return the launcher of this machine.
 
@@ -458,12 +461,13 @@ def choose_launcher(
     cgroups go, by default this process's own cgroup; if anything of the instance is alive in
     cgroups elsewhere, runs stay there. `nofile` is the soft RLIMIT_NOFILE of runs, by default this
     process's now. `complain` gets, every few seconds at most, what failed and is tried again.
+    `together` is entered around the calls of `emit` that are made in one go.
     Raises `CgroupImpossible` with the reason if `mode` is cgroup and that is impossible."""
 
     def launcher(
         complaints: Complaints, contain: Callable[[LauncherParts], RunContainment]
     ) -> LocalLauncher:
-        emitter = Emitter(emit, clock, complaints.failed)
+        emitter = Emitter(emit, clock, complaints.failed, together)
         return LocalLauncher(
             instance, emitter, complaints, contain, trampoline=trampoline, nofile=nofile
         )

@@ -22,7 +22,7 @@ from ..protocol.types import RunId
 from . import kernel, observed
 from .contain import membership
 from .contain.cgroup import cgroupfs, controllers
-from .launched_runs import cookie_run
+from .launched_runs import cookie, cookie_run
 
 _SWEEP_WITHIN = 10.0
 """Seconds that a sweep takes at most for the cgroups, and again for the cookies; `stop.kill_wait`'s
@@ -60,7 +60,7 @@ def sweep(
     bases = list(cgroupfs.bases(instance, cgroup_parent))
     for base in bases:
         tops = cgroupfs.inner(base) if base == home else [base]
-        for directory in (path for top in tops for path in _removable(top, spare)):
+        for directory in (path for top in tops for path in _removable(top, instance, spare)):
             pids.update(_pids(directory))
             left.update(_clear(directory))
     for found in _kill_carriers(instance, spare, bases):
@@ -71,20 +71,28 @@ def sweep(
     )
 
 
-def _removable(top: str, spare: Set[RunId]) -> Iterator[str]:
+def _removable(top: str, instance: str, spare: Set[RunId]) -> Iterator[str]:
     """Yield the outermost cgroups in `top`, or `top` itself, with nothing of a run to be spared."""
     paths = list(cgroupfs.nested(top))
     kept = _with_those_above(top, (path for path in paths if os.path.basename(path) in spare))
     entered: set[str] = set()
     for path in paths:
         above = os.path.dirname(path)
-        is_run = number_or_zero(os.path.basename(path)) > 0
-        # cgroups that an agent has made in its own are the agent's
+        # cgroups that an agent has made in its own are the agent's, also those named like a run
+        is_run = number_or_zero(os.path.basename(path)) > 0 and not (
+            above in kept and _is_of(path, instance, spare)
+        )
         if path == top or (above in entered and (is_run or os.path.basename(above) not in spare)):
             if path in kept:
                 entered.add(path)
             else:
                 yield path
+
+
+def _is_of(directory: str, instance: str, runs: Set[RunId]) -> bool:
+    """Return whether a cgroup has processes, and all of them carry the cookies of these runs."""
+    found = [cookie(pid, instance) for pid in _pids(directory)]
+    return bool(found) and all(one is not None and cookie_run(one) in runs for one in found)
 
 
 def _with_those_above(top: str, paths: Iterable[str]) -> set[str]:

@@ -8,14 +8,14 @@ import select
 import traceback
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from time import monotonic, sleep
 
 import trio
 
 from ..core.events import Emptied, Event, Frozen, LaunchFailed, LaunchSucceeded, MainExited
-from ..host.descriptors import lifted
+from ..host.descriptors import lifted, with_reserve
 from ..host.faults import crash_point
 from ..protocol.types import RunId
 from . import kernel
@@ -117,9 +117,13 @@ def reap_orphan(pid: int) -> bool:
 #
 # A call that fails is made again after a pause until it works. It may lack descriptors or memory,
 # which come back; or it has a bug, which must not touch anything else that is waited for. So a call
-# may be made twice.
+# may be made twice. One that finds no descriptor left is made again at once, with those that are
+# kept back for stopping.
 
 Call = Callable[[], object]
+Together = Callable[[], AbstractContextManager[object]]
+ONCE = select.EPOLLIN | select.EPOLLONESHOT
+"""For a descriptor that the call closes: see `Reactor.add`."""
 _CALLS_AT_ONCE = 64
 """Calls before the daemon's other tasks get their turn."""
 _RETRY_AFTER = 0.25
@@ -133,14 +137,21 @@ class Reactor(trio.abc.Instrument):
     """Calls back when a descriptor is ready. A call may be spurious: it looks again, and does
     nothing if nothing is there."""
 
-    def __init__(self, failed: Callable[[Exception], object] = lambda _error: None) -> None:
+    def __init__(
+        self,
+        failed: Callable[[Exception], object] = lambda _error: None,
+        together: Together = nullcontext,
+    ) -> None:
+        """`together` is entered around the calls of one batch."""
         self._failed = failed
+        self._together = together
         self.polls = 0
         """How often it has asked the kernel what is ready."""
         self._epoll = select.epoll()
         self._calls: dict[int, tuple[Call, int]] = {}
-        self._resting: set[int] = set()
-        """Descriptors whose call failed: they are out of the epoll until the call has worked."""
+        self._silent: set[int] = set()
+        """Descriptors that the epoll does not report: their call failed, and they rest until it has
+        worked; or they are added `ONCE`, and their call is being made."""
         self._soon: deque[Call] = deque()
         self._later: deque[tuple[float, Call]] = deque()
         self._tasks: deque[Callable[[], Awaitable[object]]] = deque()
@@ -149,16 +160,19 @@ class Reactor(trio.abc.Instrument):
         self.add(self._wake, self._run_soon)
 
     def add(self, fd: int, call: Call, events: int = select.EPOLLIN) -> None:
-        """Call `call` while `fd` has one of `events`. Raises `OSError`."""
+        """Call `call` while `fd` has one of `events`. Raises `OSError`.
+
+        `ONCE`: the call usually discards and closes `fd`, which then takes no system call to leave
+        the epoll. Else it is made again."""
         self._epoll.register(fd, events)
         self._calls[fd] = (call, events)
 
     def discard(self, fd: int) -> None:
         """Forget `fd`. Needed before closing it: a duplicate elsewhere would keep reporting under
         the old number."""
-        if self._calls.pop(fd, None) is not None and fd not in self._resting:
+        if self._calls.pop(fd, None) is not None and fd not in self._silent:
             self._epoll.unregister(fd)
-        self._resting.discard(fd)
+        self._silent.discard(fd)
 
     def soon(self, call: Callable[..., object], *arguments: object) -> None:
         """Call `call` from the serving task, never from within the caller."""
@@ -241,8 +255,7 @@ class Reactor(trio.abc.Instrument):
                             await trio.lowlevel.wait_readable(self._epoll.fileno())
                     else:  # without a scope, which costs more than the wait
                         await trio.lowlevel.wait_readable(self._epoll.fileno())
-                    with lifted():
-                        self.dispatch()
+                    self.dispatch()
                 except OSError as error:
                     self._failed(error)
                     await trio.sleep(_RETRY_AFTER)
@@ -250,34 +263,43 @@ class Reactor(trio.abc.Instrument):
     def dispatch(self) -> None:
         """Make one batch of the calls that are due, without waiting."""
         self.polls += 1
-        for fd, _ in self._epoll.poll(0, _CALLS_AT_ONCE):
-            if fd in self._calls and fd not in self._resting:
-                self._ready(fd, *self._calls[fd])
+        with self._together():
+            for fd, _ in self._epoll.poll(0, _CALLS_AT_ONCE):
+                if fd in self._calls and fd not in self._silent:
+                    self._ready(fd, *self._calls[fd])
         now = trio.current_time()
         while self._later and self._later[0][0] <= now:
             self._try(self._later.popleft()[1])
 
     def _ready(self, fd: int, call: Call, events: int) -> None:
+        once = events == ONCE
+        if once:
+            self._silent.add(fd)
         try:
-            call()
+            with_reserve(call)
         except Exception as error:  # noqa: BLE001 - a bug in what is done for one run must not end the others
             self._failed(error)
             # else it was discarded, and may be another file by now
             if self._calls.get(fd) == (call, events):
-                # it stays ready: the epoll would report it without pause
-                self._epoll.unregister(fd)
-                self._resting.add(fd)
+                if not once:  # it stays ready: the epoll would report it without pause
+                    self._epoll.unregister(fd)
+                    self._silent.add(fd)
                 self.later(self._wake_up, fd, call, events)
+        else:
+            if once and self._calls.get(fd) == (call, events):
+                self._epoll.modify(fd, events)
+                self._silent.discard(fd)
 
     def _wake_up(self, fd: int, call: Call, events: int) -> None:
-        if self._calls.get(fd) == (call, events) and fd in self._resting:
-            self._epoll.register(fd, events)
-            self._resting.discard(fd)
+        if self._calls.get(fd) == (call, events) and fd in self._silent:
+            if events != ONCE:
+                self._epoll.register(fd, events)
+                self._silent.discard(fd)
             self._ready(fd, call, events)
 
     def _try(self, call: Call) -> None:
         try:
-            call()
+            with_reserve(call)
         except Exception as error:  # noqa: BLE001 - see `_ready`
             self._failed(error)
             self.later(call)
@@ -322,8 +344,14 @@ class Emitter:
     """Sends events with the current time. `failed` is told if the receiver raises."""
 
     def __init__(
-        self, emit: Emit, clock: Callable[[], float], failed: Callable[[Exception], object]
+        self,
+        emit: Emit,
+        clock: Callable[[], float],
+        failed: Callable[[Exception], object],
+        together: Together = nullcontext,
     ) -> None:
+        self.together = together
+        """Is entered around what is sent in one go."""
         self._emit = emit
         self._clock = clock
         self._failed = failed
@@ -407,10 +435,12 @@ class OwedEvents:
         """Look whether the run and its ancestors are empty, because something has gone that may
         have been the last."""
         try:
-            for above in tuple(run.upwards()):
+            above: LaunchedRun | None = run
+            while above is not None:
                 if above.emptying and self._empty(above):
                     above.emptying = False
                     self._emitter.emit(Emptied, above.id)
+                above = above.parent
         except Exception as error:  # noqa: BLE001 - a bug in what is done for one run must not end the others
             self._complaints.failed(error)
             self._reactor.later(self.report_if_empty, run)
@@ -425,7 +455,7 @@ class OwedEvents:
             return False
 
     def _empty(self, run: LaunchedRun, poll: int | None = None) -> bool:
-        return not run.mains and not self._populated(run, poll)
+        return not run.has_main() and not with_reserve(self._populated, run, poll)
 
     def report_frozen(self, run: LaunchedRun) -> None:
         """Report `Frozen`, if it is owed."""
@@ -466,8 +496,10 @@ class Mains:
             if main.pidfd < 0:
                 main.pidfd = os.pidfd_open(main.pid)
             if main.report is not None:
-                self._reactor.add(main.report, lambda: self._read_report(run, main))
-            self._reactor.add(main.pidfd, lambda: self._reap(run, main))
+                self._reactor.add(main.report, partial(self._read_report, run, main), ONCE)
+            # of another process's child the pidfd stays open: see `_find_status`
+            events = ONCE if main.ours else select.EPOLLIN
+            self._reactor.add(main.pidfd, partial(self._reap, run, main), events)
         except OSError:
             self.disown(run)
             raise
@@ -571,7 +603,8 @@ class Mains:
         poll: int | None = None,
     ) -> None:
         self.disown(run)
-        _free(main)
+        if main.clone_block is not None:
+            _free(main)
         if main.failure:
             self._fail(run, main.failure)
             return

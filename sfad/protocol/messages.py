@@ -16,13 +16,11 @@ from .encoding import tag as tag
 from .requests.base import *
 from .requests.base import Request
 from .requests.daemon import *
-from .requests.fleet import *
 from .requests.following import *
 from .requests.gateway import *
 from .requests.listing import *
 from .requests.records import *
 from .requests.sessions import *
-from .requests.shipping import *
 from .requests.starting import *
 from .requests.steering import *
 from .requests.subscriptions import *

@@ -3,12 +3,12 @@
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from dataclasses import replace as dataclass_replace
 from datetime import timedelta
+from itertools import islice
 from typing import NamedTuple
 
 import trio
-from msgspec import Raw
+from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from ..core.state.access import Scope, means
@@ -97,8 +97,7 @@ ENCODED_AT_ONCE = 64
 """Rows. A thousand at once take half as long again: the garbage collector looks at them."""
 
 
-@dataclass(frozen=True, slots=True)
-class RecentRun:
+class RecentRun(Struct, frozen=True):
     info: RunInfo
     uid: int
     lineage_ids: tuple[RunId, ...]
@@ -126,6 +125,8 @@ class Listed(NamedTuple):
     """`RunList.next`"""
     limits: bool
     """Whether rows are whole; see `row_of`."""
+    queued: int = 0
+    """`RunList.queued`"""
 
     def rows(self, live: Iterable[RunInfo]) -> list[Raw]:
         """Return the ended runs and these live ones as they are sent, oldest first."""
@@ -140,6 +141,20 @@ def _is_stopped(pid: int | None) -> bool:
     except OSError:
         return False
     return found is not None and found.state == "T"
+
+
+def _may_be_in(page: Page, live: Live) -> bool:
+    """Decide by what a filter of a page names and a run does not change. To show a run takes twenty
+    times as long as to ask for these."""
+    query, asked = page.query, live.run.asked
+    return (
+        (not query.status or live.run.status in query.status)
+        and means(query.name, query.labels, live.run.name, asked.identity.labels)
+        and query.user in (None, live.run.user)
+        and query.group in (None, asked.queueing.group)
+        and (asked.session is not None or not query.sessions)
+        and (page.within is None or page.within in live.lineage_ids)
+    )
 
 
 Holds = Callable[[Run, float], tuple[Hold, ...]]
@@ -177,8 +192,8 @@ class RunCatalogue:
     def add(self, live: Live) -> None:
         """A run was admitted or adopted."""
         self.live[live.run.id] = live
-        if live.key is not None:
-            self._keys[live.key] = live.run.id
+        if (live.request_key is not None) and (key := live.key) is not None:
+            self._keys[key] = live.run.id
 
     def retire(self, live: Live, info: RunInfo, *, admitted: bool) -> None:
         """An ended run leaves the live ones. `admitted`: the ledger has it."""
@@ -197,7 +212,7 @@ class RunCatalogue:
         for rows in self._encoded.values():
             rows.forget(number_or_zero(run))
         if (ended := self._recent.get(run)) is not None:
-            self._recent[run] = dataclass_replace(ended, info=replace(ended.info, continued_by=by))
+            self._recent[run] = replace(ended, info=replace(ended.info, continued_by=by))
 
     def take_recorded(self, run: RunId) -> RunInfo | None:
         """The ledger holds the end of this run, or cannot be waited for. Return the run, the first
@@ -278,7 +293,16 @@ class RunCatalogue:
         """As `info`, of a run that was admitted or started just now, of which there is no sign of
         life yet: to look takes five system calls."""
         live = self.live.get(run)
-        return self._info(live, trio.current_time()) if live is not None else self.info(run)
+        if live is None:
+            return self.info(run)
+        begun, live.begun = live.begun, None
+        return begun or self._info(live, live.run.started_at or trio.current_time())
+
+    def note_begun(self, live: Live) -> None:
+        """Have `begun` return the run as it is now, though more may be decided about it before
+        that: no client is told of an end that is not on record."""
+        live.look_at_the_clock(wall_clock())
+        live.begun = self._info(live, live.run.started_at or trio.current_time())
 
     def _with_signs(self, info: RunInfo, live: Live) -> RunInfo:
         """Add when the run was heard of last, and whether a signal has stopped it."""
@@ -376,10 +400,18 @@ class RunCatalogue:
     ) -> Listed:
         """Return the runs of a page. `footprints`: of live runs, where they are to be shown;
         `limits`: see `row_of`."""
-        found = self.page(page)
-        live = self.with_totals(info for info, _ in self._live(page, footprints or {}))
+        found, queued = self.page(page), 0
+        if page.up:
+            between = self._live_between(page, found.reached, footprints or {})
+            shown = dict(islice(between, max(0, page.query.rows) + 1))
+            found = Selection.of(page, list(shown), found.ended, found.reached)
+            live = self.with_totals(shown[number] for number in found.live)
+        else:
+            queued = self._queued_beyond(page)
+            live = self.with_totals(info for info, _ in self._live(page, footprints or {}))
         ended = self._rows([number for number, _ in found.ended], limits=limits)
-        return Listed(ended, live, run_id(found.reached) if found.reached else None, limits)
+        more = run_id(found.reached) if found.reached else None
+        return Listed(ended, live, more, limits, queued)
 
     def unwritten(self, page: Page) -> Unwritten:
         """Return the runs of a page that are not in the ledger's file as they are now."""
@@ -402,13 +434,52 @@ class RunCatalogue:
     def _live(
         self, page: Page, footprints: Mapping[RunId, Footprint]
     ) -> Iterator[tuple[RunInfo, Live]]:
-        now = trio.current_time()
-        for run, live in self.live.items():
-            if not page.scope.admits(live.uid, live.lineage_ids):
-                continue
-            info = self._with_signs(self._info(live, now, footprints.get(run)), live)
-            if page.admits(info, live.uid, live.lineage_ids):
-                yield info, live
+        """Yield the live runs of a page, but of queued ones only as many as it asks for."""
+        now, left = trio.current_time(), page.query.queued
+        for live in self.live.values():
+            if left is not None and live.run.status is Status.QUEUED:
+                if left <= 0:
+                    continue
+                left -= 1 if (found := self._shown_in(page, live, now, footprints)) else 0
+            else:
+                found = self._shown_in(page, live, now, footprints)
+            if found is not None:
+                yield found, live
+
+    def _live_between(
+        self, page: Page, reached: int, footprints: Mapping[RunId, Footprint]
+    ) -> Iterator[tuple[int, RunInfo]]:
+        """Yield the live runs between the start of a page and a number, by their numbers."""
+        now, start = trio.current_time(), page.start
+        for number in sorted(map(run_number, self.live)):
+            if reached and number > reached:
+                return
+            if number > start:
+                live = self.live[run_id(number)]
+                if (found := self._shown_in(page, live, now, footprints)) is not None:
+                    yield number, found
+
+    def _shown_in(
+        self, page: Page, live: Live, now: float, footprints: Mapping[RunId, Footprint]
+    ) -> RunInfo | None:
+        if not (page.scope.admits(live.uid, live.lineage_ids) and _may_be_in(page, live)):
+            return None
+        info = self._with_signs(self._info(live, now, footprints.get(live.run.id)), live)
+        return info if page.admits(info, live.uid, live.lineage_ids) else None
+
+    def _queued_beyond(self, page: Page) -> int:
+        """Return how many queued runs a page leaves out, by what is known of them without a look at
+        each."""
+        most = page.query.queued
+        if most is None or page.query.before is not None:
+            return 0
+        queued = sum(
+            live.run.status is Status.QUEUED
+            and page.scope.admits(live.uid, live.lineage_ids)
+            and _may_be_in(page, live)
+            for live in self.live.values()
+        )
+        return max(0, queued - max(0, most))
 
     def page(self, page: Page) -> Selection:
         """Return a page of the ledger, with the ended runs that it could not admit. Of live ones,
@@ -422,7 +493,7 @@ class RunCatalogue:
             if page.admits(ended.info, ended.uid, ended.lineage_ids)
         )
         ended = [*found.ended, *((run_number(each.info.id), 0) for each in more)]
-        return Selection.of(found.live, ended, page.query.rows, found.reached)
+        return Selection.of(page, found.live, ended, found.reached)
 
     def _rows(self, numbers: Sequence[int], *, limits: bool) -> dict[int, Raw]:
         """Return ended runs as they are sent."""

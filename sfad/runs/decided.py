@@ -6,7 +6,6 @@ from msgspec import Struct, defstruct
 
 from ..features.listed import FEATURES
 from ..protocol.requests.starting import Spawn, Stdin, Stdio
-from ..protocol.types import Ship
 
 
 class Output(Struct, omit_defaults=True):
@@ -41,7 +40,6 @@ class _Parts(Struct, omit_defaults=True):
     """Whether its model calls go through the gateway; `None`: nothing was decided."""
     direct: str | None = None
     """Why its program goes without the gateway although the run may use it."""
-    ship: Ship | None = None
 
     def of(self, name: str) -> Any:
         """Return what a feature has decided under a name of its `Feature.decides`, or what was

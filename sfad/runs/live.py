@@ -19,7 +19,7 @@ from ..agents.setup_reader import NO_SETUPS, TreeSetups
 from ..core.state.run import Run
 from ..host.descriptors import close_soon
 from ..processes.credentials import Credentials
-from ..processes.launcher import Bounds, Launcher
+from ..processes.launcher import Bounds, Launcher, new_nonce
 from ..protocol.known import NO_METER
 from ..protocol.messages import Spawn
 from ..protocol.types import (
@@ -249,10 +249,10 @@ class Live:
     created_at: datetime
     program: AgentProgram | None = None
     """The agent program whose events its stdout holds."""
-    nonce: str = field(default_factory=lambda: os.urandom(8).hex())
+    nonce: str = field(default_factory=new_nonce)
     """The random part of its cookie (`LaunchSpec.nonce`)."""
     order: Spawn | None = None
-    """Of a run that is to be placed on a node of the fleet: what was asked."""
+    """Of a run that is to execute on another machine: what was asked."""
     caller: RunId | None = None
     """The run that asked for it."""
     request_key: str | None = None
@@ -275,6 +275,8 @@ class Live:
     """`None` until there is one."""
     milestone: str | None = None
     """The newest."""
+    begun: RunInfo | None = None
+    """As its client is to be told that it has started."""
     end: RunInfo | None = None
     """As the ledger was given its end."""
     credentials: Credentials | None = None
@@ -359,16 +361,13 @@ class Live:
     def set_end(self, info: RunInfo) -> None:
         self.end = info
 
-    def set_unused(self, limits: list[LimitState]) -> None:
-        """Note how the limits are shown of which nothing is known to be used."""
-        self.unused = limits
-
     def limits_changed(self) -> None:
         self.unused = None
 
     def close(self) -> None:
-        close_soon(self.descriptors, self.sender)
-        self.descriptors.clear()
+        if self.descriptors:
+            close_soon(self.descriptors, self.sender)
+            self.descriptors.clear()
         if self.stdin is not None:
             self.stdin.close()
             self.stdin = None
@@ -487,7 +486,8 @@ T = TypeVar("T")
 class Watchers:
     def __init__(self) -> None:
         self._waiters: dict[RunId, set[Waiter]] = {}
-        self._watchers: dict[RunId, set[Watcher]] = {}
+        self.watched: dict[RunId, set[Watcher]] = {}
+        """While there is nothing in it, `happened` need not be called."""
         self._call_watchers: dict[RunId, set[CallWatcher]] = {}
 
     def wait_for_end(self, run: RunId, waiter: Waiter) -> GiveUp:
@@ -496,7 +496,7 @@ class Watchers:
 
     def watch(self, run: RunId, watcher: Watcher) -> GiveUp:
         """Call `watcher` with each event of a run and of its descendants. Return how to stop it."""
-        return _added(self._watchers, run, watcher)
+        return _added(self.watched, run, watcher)
 
     def watch_calls(self, run: RunId, watcher: CallWatcher) -> GiveUp:
         """Call `watcher` with each call of a run and of its descendants that begins to wait, has
@@ -515,8 +515,8 @@ class Watchers:
 
     def happened(self, event: Event, lineage: tuple[RunId, ...]) -> None:
         """Tell those that watch a run of `lineage`."""
-        for run in lineage if self._watchers else ():
-            for watcher in list(self._watchers.get(run, ())):
+        for run in lineage:
+            for watcher in list(self.watched.get(run, ())):
                 watcher(event)
 
 

@@ -22,6 +22,7 @@ from ..protocol.types import (
     ApiTrouble,
     FleetPlace,
     Hold,
+    Limit,
     LimitKind,
     LimitState,
     QueueState,
@@ -83,11 +84,11 @@ def info_of(
         reason=run.shown_reason,
         attempts=latest.number,
         limits=_limits(live, now),
-        usage=usage_of(live, elapsed),
+        usage=usage_of(live, elapsed) if account.sources else Usage(elapsed_s=elapsed),
         processes=footprint.processes if footprint is not None else None,
         memory_bytes=footprint.memory_bytes if footprint is not None else None,
         descendants=run.admitted,
-        deadline=_deadline(run, now),
+        deadline=_deadline(run, now) if not ended else None,
         milestone=live.milestone,
         created_at=live.created_at,
         started_at=live.started_at,
@@ -236,18 +237,25 @@ def _limits(live: Live, now: float) -> list[LimitState]:
     run, account = live.run, live.run.account
     known = account.known
     if live.unused is None or known or run.bypassed:
-        states = [_limit(live, active, now, known=known) for active in run.limits.values()]
-        live.set_unused([state for state in states if state.kind is not LimitKind.TIME])
+        states = list[LimitState]()
+        unused = live.unused = list[LimitState]()
+        gated = live.gated and not run.bypassed
+        for active in run.limits.values():
+            states.append(state := _limit(live, active, now, known=known, gated=gated))
+            if state.kind is not LimitKind.TIME:
+                unused.append(state)
         return states
     time = run.limits.get(LimitKind.TIME)
     return (
-        [_limit(live, time, now, known=False), *live.unused]
+        [_limit(live, time, now, known=False, gated=False), *live.unused]
         if time is not None
         else list(live.unused)
     )
 
 
-def _limit(live: Live, active: ActiveLimit, now: float, *, known: bool) -> LimitState:
+def _limit(live: Live, active: ActiveLimit, now: float, *, known: bool, gated: bool) -> LimitState:
+    """`known`: something is known of what the run uses; `gated`: its calls go through the
+    gateway."""
     limit, kind = active.limit, active.limit.kind
     above = _tighter(live, active) if live.run.parent is not None else None
     used: float | None = None
@@ -261,12 +269,14 @@ def _limit(live: Live, active: ActiveLimit, now: float, *, known: bool) -> Limit
     return LimitState(
         kind=kind,
         threshold=limit.threshold,
-        action=active.action,
+        action=limit.action or Action.TERMINATE,
         source=limit.source,
         used=None if used is None else round(used - reserved, 6),
         reserved=round(reserved, 6) or None,
         scope=KINDS[kind].scope,
-        enforced_by=_enforcer(live, active, used),
+        enforced_by="clock"
+        if kind is LimitKind.TIME
+        else _enforcer(live, limit, used, gated=gated),
         bound_by=above.id if above is not None else None,
         bound=above.limits[kind].limit.threshold if above is not None else None,
     )
@@ -289,31 +299,25 @@ def _tighter(live: Live, active: ActiveLimit) -> Run | None:
     return found if found is not live.run else None
 
 
-def _enforcer(live: Live, active: ActiveLimit, used: float | None) -> Enforcer:
-    kind = active.limit.kind
+def _enforcer(live: Live, limit: Limit, used: float | None, *, gated: bool) -> Enforcer:
+    kind = limit.kind
     match KINDS[kind].counted_by:
         case "clock":
             return "clock"
         case "meter" if kind in ROLES:
             return "meter" if used is not None or live.output.meter == BY_REPORT else "nothing"
         case "meter":
-            gated = live.gated and not live.run.bypassed
             if gated and live.run.called:
                 return "gateway"
             if used is not None or _may_be_known(live, kind):
                 return "meter"
             return "ready" if gated else "nothing"
         case "plan":
-            tells = live.gated and not live.run.bypassed
-            return (
-                ("gateway" if tells else "meter")
-                if live.run.subscriptions
-                else "ready"
-                if tells
-                else "nothing"
-            )
-        case "kernel" if active.action is Action.TERMINATE or not KINDS[kind].acts:
-            return live.launcher.enforced_by(kind.value)
+            if live.run.subscriptions:
+                return "gateway" if gated else "meter"
+            return "ready" if gated else "nothing"
+        case "kernel" if limit.action is Action.TERMINATE or not KINDS[kind].acts:
+            return live.launcher.enforced_by(kind)
         case _:
             return "watching"  # the kernel would terminate
 
@@ -322,10 +326,11 @@ def _may_be_known(live: Live, kind: LimitKind) -> bool:
     """Return whether a source beside the gateway may still tell its use. The cost of a model
     without a price stays unknown."""
     account = live.run.account
-    unpriced = kind in COSTS and account.known and bool(account.used(LimitKind.TOKENS))
     told = live.program is not None or live.session_files is not None
-    told = (told and not live.meter_silent) or account.metered or live.output.meter == BY_REPORT
-    return told and not unpriced
+    if not ((told and not live.meter_silent) or live.output.meter == BY_REPORT or account.metered):
+        return False
+    unpriced = kind in COSTS and account.known and bool(account.used(LimitKind.TOKENS))
+    return not unpriced
 
 
 def _deadline(run: Run, now: float) -> datetime | None:

@@ -10,9 +10,10 @@ What was asked is the order: the client's message, which nothing changes. What i
 `Prepared`, which begins as what was asked. `daemon.loop.starting` has the list of the steps; those
 of a capability stand with it.
 
-`surroundings` what the daemon reads around a request: who asks, from which run, with which rights
-`prepared`     what is decided
-`prepare`      the one way: steps and checks in their order, and what is awaited between them
+`prepared`     what the daemon reads around a request: who asks, from which run, with which rights;
+               and what is decided
+`prepare`      the one way: steps and checks in their order, what is awaited between them, and what
+               is kept for equal requests
 `steps`        the heart's own steps: tools, told time, agents, sessions that are continued, and
                channels
 `checks`       what must hold of the result

@@ -4,8 +4,7 @@ from ..agents import AGENT_PROGRAMS, UNREAD
 from ..core.state.access import VERBS
 from ..core.state.policy import MAX_LABELS
 from ..protocol.errors import bad_request, check_limits, too_many, unavailable
-from .prepared import Prepared
-from .surroundings import Surroundings
+from .prepared import Prepared, Surroundings
 
 MAX_EXEC = 6 << 20
 """Bytes of argv and environment that execve(2) takes at most (3/4 of `_STK_LIM`), with a pointer
@@ -48,15 +47,11 @@ def check_size(p: Prepared, around: Surroundings) -> None:
 def check_characters(p: Prepared, _: Surroundings) -> None:
     """Refuse NUL in what the kernel takes; where lists show the text, also control characters and
     such as change the direction of writing."""
-    command, parts, identity = p.command, p.parts, p.identity
+    command, identity = p.command, p.identity
     for what, words in (
         ("argv", command.argv),
         ("env", command.env),
         ("cwd", [command.cwd]),
-        (
-            "the directory of --ship",
-            [] if parts.ship is None else [parts.ship.directory, parts.ship.within],
-        ),
     ):
         for word in words:
             if b"\0" in word:
@@ -78,21 +73,11 @@ def check_characters(p: Prepared, _: Surroundings) -> None:
 def check_bounds(p: Prepared, around: Surroundings) -> None:
     """Bound what the daemon keeps and shows while it remembers the run. Argv and env are bounded by
     the frame and by execve(2)."""
-    ship, identity, terms = p.parts.ship, p.identity, p.terms
+    identity, terms = p.identity, p.terms
     tools = (*terms.allowed_tools, *terms.blocked_tools)
     labels = max(map(len, (*identity.labels, *identity.labels.values())), default=0)
     for what, value, limit in (
         ("bytes of cwd", len(p.command.cwd), 4096),
-        (
-            "bytes of the directory of --ship",
-            len(ship.directory) if ship is not None else 0,
-            4096,
-        ),
-        (
-            "characters of the author of commits",
-            len(ship.author) if ship is not None else 0,
-            256,
-        ),
         ("characters of key", len(around.order.key or ""), 64),
         ("characters of session", len(p.command.agent_session or ""), 64),
         ("labels", len(identity.labels), MAX_LABELS),

@@ -20,8 +20,7 @@ from ..protocol.limits import format_amount
 from ..protocol.messages import Continuation, Spawn
 from ..protocol.types import Limit, LimitKind, RunInfo, Status
 from ..usage.resumable import NotResumable, WantedAgentSession
-from .prepared import Prepared
-from .surroundings import Surroundings
+from .prepared import Prepared, Surroundings
 
 CHECK_WAIT = 10.0
 """Seconds that a request waits for the file system on which a session is."""
@@ -194,7 +193,7 @@ def resumable_program(argv: Sequence[str]) -> AgentProgram | None:
     )
 
 
-def find_session(p: Prepared, around: Surroundings) -> Awaitable[None] | None:
+def find_agent_session(p: Prepared, around: Surroundings) -> Awaitable[None] | None:
     """A step of `prepare`: find the session that is continued."""
     earlier = around.earlier
     if earlier is None:

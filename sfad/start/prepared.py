@@ -1,14 +1,82 @@
-"""What the daemon decides about a request."""
+"""What the daemon reads around a request to start a run, and what it decides about it."""
 
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Self
 
+import trio
 from msgspec import Struct, convert
 
 from ..agents import AgentProgram
 from ..agents.command import Command
-from ..core.state.request import Asked, Identity, Queueing, Retries, Shown, Terms
+from ..agents.registered import Registered
+from ..agents.setup_reader import NO_SETUPS, TreeSetups
+from ..core.state.access import Peer
+from ..core.state.request import (
+    Asked,
+    Identity,
+    Queueing,
+    Retries,
+    SessionAsked,
+    Shown,
+    Terms,
+)
+from ..processes.credentials import Credentials
 from ..protocol.messages import Spawn
+from ..protocol.types import RunId, RunInfo
 from ..runs.decided import Output, Parts
+from ..runs.live import Live
+
+
+async def _at_once() -> None:
+    """Do nothing: what is prepared in a task of its own may wait."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Surroundings:
+    order: Spawn
+    """What was asked."""
+    peer: Peer
+    """On whose behalf: who has asked, or the live run above the one that is continued."""
+    user: Credentials | None
+    """Who executes the command (`LaunchSpec.user`)."""
+    client: int
+    """The process that asks."""
+    connection: int = 0
+    """Its connection."""
+    session: SessionAsked | None = None
+    """What makes the run a session."""
+    earlier: RunInfo | None = None
+    """The ended run whose agent's session is continued."""
+    threads: trio.CapacityLimiter | None = None
+    """For the search of that session: a user's file system may not answer."""
+    prints_in: RunId | None = None
+    """The run above whose stdout holds what the run to be prints."""
+    printed_as_text: bool = False
+    """It holds the text alone of an agent whose events the meter knows."""
+    waits: Callable[[], object] = lambda: None
+    """Called before anything is awaited: the answer comes later."""
+    aside: Callable[[], Awaitable[None]] = _at_once
+    """The same, and what follows is a task (`Background.begin`). What waits in a `Line` is none."""
+    live: Mapping[RunId, Live]
+    agents: Mapping[str, Registered]
+    find: Callable[[str], RunInfo | None]
+    """Returns the run that the peer means by an id, a name or a prefix. Raises `RequestError`."""
+    caller: Live | None = field(init=False)
+    """The run that the peer is in."""
+    setups: TreeSetups = field(init=False, default=NO_SETUPS)
+    """How the agent programs of the tree are led to their models. A new tree's are read."""
+
+    def __post_init__(self) -> None:
+        run = self.peer.run
+        self.caller = self.live.get(run) if run is not None else None
+        if self.caller is not None:
+            self.setups = self.live[self.caller.run.root.id].setups
+
+    @property
+    def explicit(self) -> bool:
+        """The request itself asks for the gateway."""
+        return bool(self.order.gateway)
 
 
 class Prepared(Struct):
@@ -30,6 +98,10 @@ class Prepared(Struct):
     """What the core decides about."""
     program: AgentProgram | None = None
     """The program whose output a meter reads."""
+    for_recall: bytes | None = None
+    """The request as the ledger keeps it; `None` if that is too large."""
+    continued_if_lost: bool = False
+    """Whether the run is continued if the daemon or the machine ends it."""
 
     @classmethod
     def of(cls, order: Spawn) -> Self:

@@ -26,20 +26,20 @@ def to_recall(
     that."""
     if sum(map(len, order.argv)) > MOST_RECALLED:
         return None
+    own: dict[str, Any] = {}
+    if above is not None:
+        models, terms = above.run.birth.models, p.terms
+        own = {
+            "gateway": p.parts.gateway,
+            "allowed_tools": list(terms.allowed_tools),
+            "blocked_tools": list(terms.blocked_tools),
+            "allowed_models": list(terms.allowed_models or (models[-1].patterns if models else ())),
+            **inherited,
+        }
     kept = replace(
         order, id=0, env=[], umask=0o022, key=None, claim=Claim(), watch=False, shim=False,
-        automatic=False, continues=None, copies=None,
+        automatic=False, continues=None, copies=None, **own,
     )  # fmt: skip
-    if above is not None:
-        own, terms = above.run.birth.models, p.terms
-        kept = replace(
-            kept,
-            gateway=p.parts.gateway,
-            allowed_tools=list(terms.allowed_tools),
-            blocked_tools=list(terms.blocked_tools),
-            allowed_models=list(terms.allowed_models or (own[-1].patterns if own else ())),
-            **inherited,
-        )
     encoded = msgspec.msgpack.encode(kept)
     return encoded if len(encoded) <= MOST_RECALLED else None
 

@@ -9,8 +9,7 @@ from ..features.listed import FEATURES
 from ..protocol.errors import bad_request, wrong_state
 from ..protocol.known import TIME_SAID
 from ..protocol.types import LimitKind
-from .prepared import Prepared
-from .surroundings import Surroundings
+from .prepared import Prepared, Surroundings
 
 CHANNELS = {
     channel: whose for feature in FEATURES.values() for channel, whose in feature.channels.items()

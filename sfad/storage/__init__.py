@@ -3,5 +3,4 @@
 `ledger`   SQLite: every admission committed before its process starts, every end recorded
 `store`    what survives the death of the daemon, not of the machine
 `output`   the files that runs write their output to
-`shipped`  files that are sent with runs to another node
 """

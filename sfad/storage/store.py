@@ -220,7 +220,7 @@ class Store:
         more than `MAX_BATCH`."""
         if not changes:
             return
-        frame = _frame(_packed(changes))
+        frame = _frame(changes)
         if len(frame) > MAX_BATCH:
             raise ValueError(f"a batch of {len(frame)} bytes; at most {MAX_BATCH} are allowed")
         if look or self._descriptor < 0:
@@ -273,7 +273,10 @@ class Store:
         # blanked before the next
         self._dirty = end
         try:
-            _write_at(self._descriptor, frame, self._end)
+            # nearly always one call
+            done = os.pwrite(self._descriptor, frame, self._end)
+            if done < len(frame):
+                _write_at(self._descriptor, frame[done:], self._end + done)
         except OSError:
             with suppress(OSError):
                 self._blank()
@@ -328,7 +331,7 @@ class Store:
     def rewrite(self) -> None:
         """Write the current values to a new file in place of the old one. Raises `OSError`; then
         the old file stays as it was."""
-        data = _FILE_HEAD.pack(*_file_head()) + (_frame(_packed(self.items)) if self.items else b"")
+        data = _FILE_HEAD.pack(*_file_head()) + (_frame(self.items) if self.items else b"")
         room = len(data) + STEP
         make_directory(self.path.parent)
         with ExitStack() as undo:
@@ -464,12 +467,7 @@ def _file_head(version: int = VERSION) -> tuple[bytes, int, int]:
     return _MAGIC, version, crc32(_MAGIC + version.to_bytes(4, "little"))
 
 
-def _frame(batch: bytes) -> bytes:
-    length = len(batch)
-    return b"".join((_HEAD.pack(length, crc32(batch), length ^ _ONES), batch, _END))
-
-
-def _packed(changes: Mapping[str, bytes | None]) -> bytes:
+def _frame(changes: Mapping[str, bytes | None]) -> bytes:
     parts: list[bytes] = []
     for key, value in changes.items():
         name = key.encode()
@@ -479,7 +477,9 @@ def _packed(changes: Mapping[str, bytes | None]) -> bytes:
             parts += _RECORD.pack(len(name), _DELETED), name
         else:
             parts += _RECORD.pack(len(name), len(value)), name, value
-    return b"".join(parts)
+    batch = b"".join(parts)
+    length = len(batch)
+    return b"".join((_HEAD.pack(length, crc32(batch), length ^ _ONES), batch, _END))
 
 
 def _unpacked(batch: memoryview) -> dict[str, bytes | None] | None:

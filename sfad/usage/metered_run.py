@@ -279,8 +279,9 @@ class MeterNotices:
                 f"{lines} of more than {MAX_LINE} bytes could not be metered so far",
             )
 
-    def unpriced(self, gaps: PriceGaps) -> None:
-        """These models have no price, as far as that is known yet."""
+    def unpriced(self, gaps: PriceGaps, *, replies: bool = False) -> None:
+        """These models have no price, as far as that is known yet. `replies`: the replies of their
+        calls may tell one."""
         if not self.prices.ready:
             if gaps.unpriced:
                 self.prices.load_soon()
@@ -299,8 +300,10 @@ class MeterNotices:
             self.publish(EventType.METER_UNPRICED, self.live.run.id, message)
         for model, like in gaps.estimated.items():
             if name := self._fresh([model]):
+                unless = "unless its reply tells a price, or a model that has one, "
                 message = (
-                    f"no price is known of {name}: it counts at the price of {like}, until "
+                    f"no price is known of {name}: {unless if replies else ''}"
+                    f"it counts at the price of {like}, until "
                     f'[prices."{name}"] in the config says what it costs (0 if it is free)'
                 )
                 self.publish(EventType.METER_UNPRICED, self.live.run.id, message)

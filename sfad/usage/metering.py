@@ -122,7 +122,8 @@ class UsePricing:
 
         estimated = model != request.model
         if estimated and request.run in self.runs:
-            self.runs[request.run].notices.unpriced(PriceGaps(estimated={request.model: model}))
+            gaps = PriceGaps(estimated={request.model: model})
+            self.runs[request.run].notices.unpriced(gaps, replies=True)
         return CallPrice(
             to_nanos(request.factor * likely),
             ceil(request.factor * million * 1000),
@@ -214,6 +215,7 @@ class UsePricing:
         dearest = max(names, key=lambda name: prices.cost(name, tokens) or 0.0)
         cost = prices.price(dearest, tokens)
         stands_in = dearest not in {request.model, request.served}
+        stands_in |= not all(map(prices.knows, request.others))
         estimated = stands_in or (cost is not None and cost.sure < cost.usd)
         return prices.source(dearest), estimated
 
@@ -401,10 +403,12 @@ class Metering:
     def catch_up(self, run: Run, signal: int | None = None) -> None:
         """Read what is left to be read of a run and its descendants before the core decides about
         the end of the run or attempt. `signal` ended its main process."""
-        subtree = [each.id for each in run.subtree()]
+        subtree = [each.id for each in run.subtree()] if run.children else [run.id]
+        metered = list[RunId]()
         for each in subtree:
             self._tail.read_milestones(each)
-        metered = [each for each in subtree if self._has_meter(each)]
+            if self._has_meter(each):
+                metered.append(each)
         if metered:
             self._tail.drain(metered)
         for each in metered:
@@ -420,8 +424,13 @@ class Metering:
         return self._tail.last_line(run)
 
     def may_wait(self, run: Run) -> bool:
-        loads = not self._prices.ready and any(self._has_meter(each.id) for each in run.subtree())
-        return loads or run.id in self._sessions
+        if run.id in self._sessions:
+            return True
+        if self._prices.ready:
+            return False
+        if not run.children:
+            return self._has_meter(run.id)
+        return any(self._has_meter(each.id) for each in run.subtree())
 
     async def learn_use(self, run: Run, *, succeeded: bool) -> None:
         """Wait for what the core must know before it decides about the end of a run: what its

@@ -94,7 +94,7 @@ class OutputBounds:
         size = 0
         for suffix in SUFFIXES:
             status = tailed.status(suffix)
-            if status is None:
+            if status is None or tailed.is_blank(suffix, status):
                 continue
             size += status.st_size
             tailed.times.note(suffix, status)

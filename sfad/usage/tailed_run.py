@@ -209,6 +209,16 @@ class TailedRun:
         self.held[suffix] = descriptor
         self.reopenings.watch(descriptor)
 
+    def is_blank(self, suffix: Suffix, status: os.stat_result) -> bool:
+        """Return whether the run has done nothing with a file that is held, as most do with one of
+        the two to their end."""
+        return (
+            not (status.st_size or status.st_blocks or self.sizes.get(suffix))
+            and suffix in self.held
+            and suffix not in self._newest
+            and not self.reopenings.any()
+        )
+
     def look_for_truncation(self, suffix: Suffix, status: os.stat_result) -> None:
         """Save what was there before the run truncated a file that is held. Tell so, each time
         their number has doubled."""
@@ -268,8 +278,9 @@ class TailedRun:
                     self.hold(
                         suffix, None if descriptor is None else self.files.hold_too(descriptor)
                     )
+        files = self.files.made(self.run)
         for suffix in SUFFIXES:
-            made = self.files.made(self.run, suffix)
+            made = files.get(suffix)
             self._begun[suffix] = made.size if made is not None else 0
             if made is not None:
                 self._inodes[suffix] = made.inode
@@ -278,9 +289,8 @@ class TailedRun:
         self._guarded(StdoutMeter.begin_attempt)
 
     def _note_files(self) -> None:
-        for suffix in SUFFIXES:
-            if (made := self.files.made(self.run, suffix)) is not None:
-                self._inodes[suffix] = made.inode
+        for suffix, made in self.files.made(self.run).items():
+            self._inodes[suffix] = made.inode
 
     def read(self, until: float) -> bool:
         """Read until `time.perf_counter()` is `until`. Return whether that was all there is, or all
@@ -294,11 +304,12 @@ class TailedRun:
 
     def read_milestones(self) -> bool:
         """Return whether there was more on its stderr."""
-        status = self.status(".err") if self.milestones is not None else None
-        if status is None or self.milestones is None:
+        if self.milestones is None:
             return False
         try:
-            return self.milestones.look(status.st_size)
+            held = self.held.get(".err")
+            status = os.fstat(held) if held is not None else self.status(".err")
+            return status is not None and self.milestones.look(status.st_size)
         except FileNotFoundError:
             pass  # replaced since; that is told
         except OSError as error:

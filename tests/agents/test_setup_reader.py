@@ -4,16 +4,13 @@ is assumed of it."""
 from __future__ import annotations
 
 import os
-import threading
 from pathlib import Path
 
 import msgspec
 import pytest
-import trio
-import trio.testing
 
 from sfad.agents.setup_reader import LARGEST, Root, SetupReader, TreeSetups
-from tests.harness import PATIENCE, as_root, until
+from tests.harness import as_root
 from tests.users import open_directory
 
 FILES = {
@@ -124,41 +121,3 @@ async def test_settings_that_are_not_utf8_can_be_saved(tmp_path: Path) -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(setups), type=TreeSetups) == setups
     assert setups.of("codex", (), {"HOME": str(home)}).direct is None
     assert setups.of("codex", (), {"HOME": "/elsewhere"}).direct is not None
-
-
-async def test_starts_that_come_at_once_share_a_reading() -> None:
-    """A hundred threads would read the same files, and beyond four of a user nothing would be
-    known."""
-    begun, go_on = [], threading.Event()
-
-    def find(_root: Root) -> TreeSetups:
-        begun.append(1)
-        go_on.wait(PATIENCE)
-        return TreeSetups(programs=(f"reading-{len(begun)}",))
-
-    reader, root = SetupReader(find), Root.of(os.geteuid(), b"/", [])
-    found: list[TreeSetups] = []
-
-    async def start() -> None:
-        found.append(await reader.read(root))
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(start)
-        await until(lambda: bool(begun))
-        given_up = trio.CancelScope()
-
-        async def start_and_give_up() -> None:
-            with given_up:
-                await reader.read(root)
-
-        nursery.start_soon(start_and_give_up)
-        await trio.testing.wait_all_tasks_blocked()
-        for _ in range(50):
-            nursery.start_soon(start)
-        await trio.testing.wait_all_tasks_blocked()
-        given_up.cancel()
-        await trio.testing.wait_all_tasks_blocked()
-        go_on.set()
-    assert len(begun) == 2, "one that had begun, and one for all that came since"
-    assert [each.programs for each in found] == [("reading-1",), *[("reading-2",)] * 50]
-    assert await reader.read(root) == TreeSetups(programs=("reading-3",))

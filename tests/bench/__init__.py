@@ -5,5 +5,5 @@ measured.
 `ours`, `peers`  the daemon, and other supervisors
 `floor.c`        bare system calls; and the programs that all run
 `counts`         system calls, calls, allocations and bytes for each run
-`gateway`, `meters`, `top`, `web`   what has no peers
+`gateway`, `lists`, `meters`, `top`, `web`   what has no peers
 """

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests import surroundings
-from tests.bench import counts, gateway, meters, newest_typer, spool, top, web
+from tests.bench import counts, gateway, lists, meters, newest_typer, spool, top, web
 from tests.bench.native import NoCompiler
 from tests.bench.ours import Sfad, directory
 from tests.bench.peers import PEERS, Argv, Peer
@@ -30,6 +30,7 @@ from tests.bench.rows import ROWS, Figures, Row, Start
 
 OTHERS = {
     "gateway": gateway.main,
+    "lists": lists.main,
     "meters": meters.main,
     "spool": spool.main,
     "top": top.main,

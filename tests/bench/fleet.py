@@ -13,8 +13,8 @@ from random import Random
 from sfad.core.state.money import to_nanos
 from sfad.core.state.policy import Policy
 from sfad.protocol.types import Action, Bound, Placing
-from tests.core.fleet import Net
 from tests.core.transcript import limits
+from tests.features.fleet.in_memory import Net
 
 CHILDREN = 3
 """Of each tree, on other nodes."""

@@ -205,7 +205,7 @@ def test_the_client_imports_nothing_of_the_daemon_but_the_protocol() -> None:
         "sfad.protocol",
         "sfad.host.probe",
         "sfad.host.process_events",
-        "sfad.shipping",
+        "sfad.features.fleet.files",
         "sfad.git",
         "sfad.features.worktrees",
     )

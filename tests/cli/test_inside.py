@@ -18,7 +18,7 @@ def test_inside_a_run_is_told_by_any_of_its_variables(variable: str) -> None:
 @pytest.mark.parametrize(
     ("cgroup", "within"),
     [
-        ("/user.slice/sfad-0123456789ab/a1/self", True),
+        ("/user.slice/sfad-0123456789ab/a1", True),
         ("/sfad-0123456789ab", True),
         ("/system.slice/sfad.service", False),
         ("/sfad-on-demand-12.service", False),

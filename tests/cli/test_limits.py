@@ -309,8 +309,8 @@ def test_limits_that_cannot_be_enforced_are_named(
         assert words.startswith(f"sfactl: a1: NOT ENFORCEABLE: {named}")
         assert "--meter" in words
         assert "sfactl report" in words
-    spawn.quiet = True
-    assert spawn_options.unenforceable(run(limits=states), spawn) is None
+    quiet = structs.replace(spawn, quiet=True)
+    assert spawn_options.unenforceable(run(limits=states), quiet) is None
 
 
 def event(
@@ -376,7 +376,7 @@ def test_what_has_no_numbers_has_the_daemons_words() -> None:
     assert of(cut) == f"limit cost: {cut.message}"
     refused = event(
         refused=True,
-        message="was refused 0.2 USD on top of 0.25; its cost limit is 0.3 USD, set by default",
+        message="asked for 0.2 USD on top of 0.25 that it has used; its cost limit is 0.3 USD",
     )
     assert of(refused, state(COST, 0.3)) == f"limit cost: {refused.message}, terminating"
 

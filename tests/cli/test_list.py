@@ -148,7 +148,7 @@ def test_a_terminal_of_80_columns_is_not_exceeded(night: World) -> None:
     subprocess.run([SFACTL[0], "-c", size], stdout=slave, check=True)
     done = subprocess.run(command, env=night.env | {"TERM": "xterm"}, stdout=slave, check=True)
     os.close(slave)
-    shown = _all_of(master).decode()
+    shown = all_of(master).decode()
     assert done.returncode == 0
     assert "\033[32mcompleted\033[0m" in shown
     lines = re.sub(r"\033\[\d+m", "", shown).splitlines()
@@ -158,7 +158,8 @@ def test_a_terminal_of_80_columns_is_not_exceeded(night: World) -> None:
     assert "\033" not in night.sfactl("list", "--name", "boss", "--limit-rows", "20").stdout
 
 
-def _all_of(master: int) -> bytes:
+def all_of(master: int) -> bytes:
+    """Return what was written to a terminal until its other end was closed."""
     data = b""
     try:
         while part := os.read(master, 65536):
@@ -178,10 +179,8 @@ OWN = pwd.getpwuid(os.getuid()).pw_name
 
 def rows_of(*runs: RunInfo, **options: Any) -> list[str]:
     columns = [column for column in list_.COLUMNS if not column.needs]
-    found = list_.Found()
-    for info in runs:
-        found.add(info, [column.cell(info) for column in columns])
-    return list_.drawn(columns, found.in_order(), found.users, **options).splitlines()
+    rows = [[column.cell(info) for column in columns] for info in runs]
+    return list_.drawn(columns, rows, {info.user for info in runs}, **options).splitlines()
 
 
 def test_usage_has_columns_where_it_is_known() -> None:

@@ -176,7 +176,9 @@ def test_a_refused_reservation_is_exit_1_in_words_or_as_json(daemon: World) -> N
     assert (done.stdout, done.stderr.partition(":")[0]) == ("", "sfactl")
     assert "not reserved: 200 tokens more" in done.stderr
     daemon.sfactl("wait", run, code=4)
-    assert "was refused 200 tokens on top of 0" in (why := daemon.sfactl("why", run).stdout)
+    assert "asked for 200 tokens on top of 0 that it has used" in (
+        why := daemon.sfactl("why", run).stdout
+    )
     assert "(that would have been 100 over; what its descendants used counts too)" in why
     other = daemon.spawn("-q", "--limit", "tokens=100", "--", "sleep", "60")
     refused = daemon.json("reserve", other, *TOKENS, code=1)["refused"]

@@ -148,6 +148,14 @@ def test_the_result_of_a_run_that_a_limit_ended_says_the_limit(
     assert "ede_diagnostic" not in said
 
 
+def test_so_does_the_result_of_one_that_prints_text(daemon: World) -> None:
+    told = ("sh", "-c", "echo one; while :; do sleep 0.05; done")
+    run = daemon.json("run", "--limit", "time=1s", "--", *told, code=3)["id"]
+    assert daemon.sfactl("result", "--raw", run).stdout == "one\n"
+    said = daemon.sfactl("result", "--plain", run).stdout
+    assert said.startswith("one\nThe run was not completed: ran 1.0 s; its time limit is 1 s")
+
+
 ANSWER = {"type": "result", "text": "a < b && c \x1b[31m"}
 
 

@@ -54,28 +54,18 @@ OF_GATEWAY = {
     "unasked_request",
     "withdraw_call",
 }
-OF_FLEET = {
-    "drain_node",
-    "fleet_status",
-    "fleet_told",
-    "forget_node",
-    "over_fleet",
-    "serve_fleet",
-    "share_plans",
-    "tend",
-}
-OF_ADMINS = {"config", "metrics", "reload"} | OF_FLEET
-OF_PEOPLE = {"approve", "deny", "metrics", "prune", "recommend", "reload"} | OF_FLEET
+OF_ADMINS = {"config", "reload"}
+OF_PEOPLE = {"approve", "deny", "prune", "reload"}
 UNBOUND = {"hello", "select", "session_rights"}
 """What no `--deny` takes away."""
 WITH = {
     "info": {"recall"},
-    "logs": {"fetch_files", "get_files", "read_output", "text", "transcript"},
+    "logs": {"read_output", "text", "transcript"},
     "list": {"watch_runs"},
-    "spawn": {"start_session", "put_files"},
+    "spawn": {"start_session"},
 }
 """What a verb takes along where it is denied."""
-STARTS = {"spawn", "start_session", "put_files"}
+STARTS = {"spawn", "start_session"}
 
 
 @pytest.mark.parametrize("user", USERS)

@@ -12,9 +12,8 @@ from sfad.core.state.policy import CallBounds
 from sfad.core.state.run import Run, State
 from sfad.durable.snapshots import encode, from_saved
 from sfad.protocol.holds import HOLDS
-from sfad.protocol.types import After, Hold, LimitKind, Placing, RunId, Status
+from sfad.protocol.types import After, Hold, LimitKind, RunId, Status
 from tests.core.holding import moment
-from tests.core.test_grants import fleet, root
 from tests.core.transcript import Transcript, inside
 
 
@@ -168,29 +167,6 @@ def test_a_call_that_waits_for_what_others_have_reserved() -> None:
     assert call.words == (
         f"1 model call waits: the rest of the tokens limit of run {a} is reserved for other calls"
     )
-
-
-def test_a_run_of_a_fleet_is_placed_and_paused_on_both_nodes() -> None:
-    net = fleet("n1", "n2")
-    one, two = net.nodes["n1"], net.nodes["n2"]
-    top = root(one)
-    one.spawn("kid", inside=top, placing=Placing())
-    kid = one.admitted[-1]
-    (placing,) = one.machine.holds(kid, 0.0, moment)
-    assert (placing.kind, placing.words) == ("placing", "it is being placed")
-    one.spawn("other", inside=top, placing=Placing(node="n2"))
-    other = one.admitted[-1]
-    (lease,) = one.machine.holds(other, 0.0, moment)
-    assert (other.status, lease.kind) == (Status.STARTING, "lease")
-    net.settle()
-    assert one.machine.holds(other, 0.0, moment) == ()
-    far = two.machine.tree.get("a1")
-    assert far is not None
-    assert other.remote is not None
-    two.feed(Transcript().pause("a1"))
-    net.settle()
-    (node,) = one.machine.holds(other, 0.0, moment)
-    assert (node.kind, node.command) == ("node", "sfactl resume n2/a1")
 
 
 def test_each_kind_says_what_ends_it_and_is_told_in_words() -> None:

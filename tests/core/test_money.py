@@ -260,9 +260,8 @@ def test_a_refused_reservation_is_a_breach() -> None:
     )
     assert (reason.refused, reason.exceeded_by) == (True, 10)
     assert (
-        reason.message
-        == "was refused 60 tokens on top of 0 (50 more reserved); its tokens limit is 100, "
-        "set by --limit"
+        reason.message == "asked for 60 tokens on top of 0 that it has used (50 more reserved); "
+        "its tokens limit is 100, set by --limit"
     )
 
 

@@ -86,7 +86,6 @@ class Player:
                 return self.client.call(request, expected)
             except Unreachable:
                 self.reconnect()
-                request.id = self.client.next_id()
         raise AssertionError(f"{request} was never answered")
 
     def reconnect(self) -> None:

@@ -16,20 +16,21 @@ import pytest
 from sfad.core.state.access import VERBS
 from sfad.core.state.policy import MAX_ATTEMPTS, MAX_RETRY_DELAY
 from sfad.core.state.run import MAX_GRACE
-from sfad.daemon.loop import gateway_process
+from sfad.daemon.gateway import process as gateway_process
 from sfad.daemon.server import clients, connection, dispatch, shares
 from sfad.daemon.server.results import MAX_RESULT
 from sfad.daemon.server.verbs import following
 from sfad.daemon.server.verbs.looking import MAX_ROWS
 from sfad.daemon.server.verbs.steering import MAIN_SIGNALS
+from sfad.features.fleet.files.kept import MOST_UNCLAIMED
+from sfad.features.fleet.messages import PIECE
 from sfad.host import descriptors, tasks
 from sfad.host.descriptors import Need
 from sfad.protocol import messages as m
 from sfad.protocol.framing import MAX_REPLY, MAX_REQUEST, VERSION, FrameDecoder
-from sfad.protocol.requests.shipping import PIECE
 from sfad.protocol.types import ErrorCode
 from sfad.runs import live
-from sfad.storage.shipped import MOST_UNCLAIMED
+from sfad.storage.ledger.queries import MAX_EVENTS, MAX_WALKED
 from tests import all_messages
 from tests.docs import notation
 from tests.docs.examples import EXAMPLES
@@ -119,6 +120,10 @@ def test_bounds() -> None:
         "bytes of all files of a run (`put_files`, `fetch_files`)": "`fleet.ship_max`",
         "archives of one user that no run has named": f"{MOST_UNCLAIMED}",
         "ended runs in a page of a `list`": f"{MAX_ROWS:,}".replace(",", " "),
+        "rows, or entries of an index, that a page of a `list` looks at": (
+            f"{MAX_WALKED:,}".replace(",", " ")
+        ),
+        "events that a page of `events` looks at": f"{MAX_EVENTS:,}".replace(",", " "),
         "bytes of output read for a `result`, and of its text": f"{MAX_RESULT // mib} MiB",
     }
     assert {row[0]: row[1] for row in rows(shared)} == {

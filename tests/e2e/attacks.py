@@ -207,7 +207,6 @@ def main_leaves_and_removes() -> None:
     leave_cgroup()
     with suppress(OSError):
         os.rmdir(inside)
-        os.rmdir(os.path.dirname(inside))
     ready(os.getpid())
     nap()
 
@@ -239,12 +238,10 @@ def lock_up() -> None:
         nap()
     inside = own_cgroup()
     if "/sfad-" in inside:
-        run = os.path.dirname(inside)
-        for directory in (inside, run):
-            for file in ("cgroup.kill", "cgroup.events", "cgroup.procs", "cgroup.freeze"):
-                os.chmod(f"{directory}/{file}", 0)
-            os.chmod(directory, 0)
-        os.chmod(os.path.dirname(run), 0)
+        for file in ("cgroup.kill", "cgroup.events", "cgroup.procs", "cgroup.freeze"):
+            os.chmod(f"{inside}/{file}", 0)
+        os.chmod(inside, 0)
+        os.chmod(os.path.dirname(inside), 0)
     nap()
 
 
@@ -266,7 +263,7 @@ def take_daemon(pid: str) -> None:
 def spoil(following: str) -> None:
     """Make the cgroup of the next run, frozen, and forbid the daemon's cgroup any other below
     it."""
-    base = os.path.dirname(os.path.dirname(own_cgroup()))
+    base = os.path.dirname(own_cgroup())
     os.mkdir(f"{base}/{following}")
     for name, content in (("cgroup.freeze", "1"),):
         with open(f"{base}/{following}/{name}", "w") as file:

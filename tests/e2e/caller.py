@@ -71,7 +71,7 @@ def call(plan: dict[str, Any], *, stall: bool) -> dict[str, Any]:
     """Make one call."""
     url = urlsplit(os.environ["ANTHROPIC_BASE_URL"])
     body = {
-        "model": MODEL,
+        "model": plan.get("model", MODEL),
         "max_tokens": plan["output"],
         "stream": True,
         "messages": [{"role": "user", "content": "x" * plan["padding"]}],

@@ -16,6 +16,9 @@ from typing import Any
 
 from tests.harness import serve_in_thread
 
+MODEL = "claude-sonnet-4-5"
+"""It answers, whatever name was asked for."""
+
 PIECES = 10
 WORD = "word"
 """What a token of output is."""
@@ -153,7 +156,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.end_headers()
-        self._event(type="message_start", message={"usage": bill.usage})
+        self._event(type="message_start", message={"model": MODEL, "usage": bill.usage})
         for number in range(PIECES):
             tokens = bill.max_tokens * (number + 1) // PIECES - bill.max_tokens * number // PIECES
             self._event(

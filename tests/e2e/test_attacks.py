@@ -365,7 +365,7 @@ def test_the_daemon_regains_access_rights_that_an_agent_removed(attacked: Target
 
 def cgroup_of(daemon: Daemon, run: str) -> str:
     base = next(path for path in cgroups() if path.endswith(daemon.instance))
-    return f"{base}/{run}/self"
+    return f"{base}/{run}"
 
 
 def test_a_process_in_the_cgroup_of_another_run_does_not_get_its_rights(by_cgroup: Target) -> None:
@@ -414,7 +414,7 @@ def test_a_paused_run_that_another_thaws_stands_still(attacked: Target, mode: st
         output = attacked.output(run)
         wait_until(lambda: output.stat().st_size > 0, "it prints")
         client.call(m.Pause(id=client.next_id(), run=run.id), m.RunReply)
-        where = os.path.dirname(cgroup_of(attacked.daemon, run.id)) if mode == "cgroup" else ""
+        where = cgroup_of(attacked.daemon, run.id) if mode == "cgroup" else ""
         attacked.said(attacked.agent(client, "thaw", where, run.pid))
         stopped(client, everything=True)
 
@@ -424,7 +424,7 @@ def test_the_kernel_bounds_the_cgroups_of_a_run(tmp_path: Path) -> None:
         run = sleeper(client)
         base = next(path for path in cgroups() if path.endswith(attacked.daemon.instance))
         with pytest.raises(OSError, match="Resource temporarily unavailable"):
-            os.makedirs(f"{base}/{run.id}/self" + "/x" * (cgroupfs.MAX_DEPTH + 1))
+            os.makedirs(f"{base}/{run.id}" + "/x" * (cgroupfs.MAX_DEPTH + 1))
         stopped(client, run.id)
 
 

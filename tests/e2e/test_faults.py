@@ -334,11 +334,8 @@ import datetime, sys
 from pathlib import Path
 from sfad.host import clock
 shift = Path(sys.argv.pop(1))
-class Clock(datetime.datetime):
-    @classmethod
-    def now(cls, tz=None):
-        return datetime.datetime.now(tz) + datetime.timedelta(seconds=float(shift.read_text() or 0))
-clock.datetime = Clock
+now = clock.wall_clock
+clock.wall_clock = lambda: now() + datetime.timedelta(seconds=float(shift.read_text() or 0))
 from sfad.__main__ import main
 sys.argv[0] = "sfad"
 main()

@@ -222,6 +222,16 @@ def test_the_errors_of_parallel_calls_do_not_add_up(
     assert 0.8 * 0.5 <= provider.usd <= 0.5 * (1 + ERROR)
 
 
+def test_a_name_without_a_price_costs_what_its_reply_tells(
+    gated: Daemon, provider: Provider
+) -> None:
+    with gated.client() as client:
+        run = calling(client, limit("cost", 5.0), output=100, model="our-model")
+        assert ended(client, run.id).total_cost_usd == pytest.approx(provider.usd)
+    told = gated.sfactl("events", "--run", run.id).stdout
+    assert "no price is known of our-model: unless its reply tells a price" in told
+
+
 def test_a_large_first_input_cuts_no_reply_that_fits(serving: Daemon, provider: Provider) -> None:
     """As of Claude Code, whose first request has 115 kB."""
     with serving.client() as client:

@@ -107,7 +107,7 @@ time.sleep(60)
         rows = client.call(m.List(id=client.next_id(), root=run.id), m.RunList).runs
     assert over.reason is not None
     assert (over.status, over.reason.limit_kind) == (Status.FAILED, "cost")
-    assert "refused" in over.reason.message
+    assert "asked for" in over.reason.message
     held = sum(row.usage.cost_usd or 0 for row in rows)
     assert 0.9 - 1e-9 <= held <= 1  # five of 0.18; a sixth would have been too much
     assert state(over, "cost")[0] is not None

@@ -394,6 +394,5 @@ def test_who_leaves_the_admin_group_is_told_no_more(place: Path) -> None:
 
 
 def reply(client: Client, request: m.Request) -> m.Reply:
-    request.id = client.next_id()
     client.send(request)
     return next(answer.reply for answer in client.arrived())

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from sfad.protocol import messages as m
+from sfad.features.fleet.messages import FleetState, FleetStatus
 from tests.harness import Daemon, running, wait_until
 
 NAMES = ("n1", "n2", "n3")
@@ -183,7 +183,7 @@ def daemons(made: Cluster, directory: Path) -> Iterator[Mapping[str, Daemon]]:
 
 def connected(daemon: Daemon) -> bool:
     with daemon.client() as client:
-        return client.call(m.FleetStatus(id=0), m.FleetState).connected
+        return client.call(FleetStatus(id=0), FleetState).connected
 
 
 def actor_pid(daemon: Daemon) -> int:

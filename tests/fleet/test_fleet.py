@@ -23,6 +23,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from sfactl.connecting.connection import Client
 from sfactl.exits import Quit
+from sfad.features.fleet.messages import FleetState, FleetStatus
 from sfad.protocol import messages as m
 from sfad.protocol.types import (
     Action,
@@ -693,7 +694,7 @@ def _spend_all(fleet: Daemons) -> None:
 
 def _keeper(daemon: Daemon) -> str | None:
     with daemon.client() as client:
-        return client.call(m.FleetStatus(id=0), m.FleetState).keeper
+        return client.call(FleetStatus(id=0), FleetState).keeper
 
 
 def test_without_the_keeper_a_node_uses_what_it_has_and_then_holds(fleet: Daemons) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sfad.fleet.tunnels import DATA, OPEN, PIECE, Message, Tunnels
+from sfad.features.fleet.ray.tunnels import DATA, OPEN, PIECE, Message, Tunnels
 from tests.harness import wait_until
 
 Then = Callable[[list[str] | None], None]

@@ -11,7 +11,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import brotli  # type: ignore[import-untyped]
@@ -60,6 +60,9 @@ QWEN_CACHE = "https://www.alibabacloud.com/help/en/model-studio/context-cache"
 PERPLEXITY_PRICES = "https://docs.perplexity.ai/getting-started/pricing"
 GEMINI_TIERS = "https://ai.google.dev/gemini-api/docs/priority-inference"
 JSON = "https://www.rfc-editor.org/rfc/rfc8259"
+IMAGE_MODEL = "gemini-2.5-flash-image"
+GROQ_FLEX = "https://console.groq.com/docs/flex-processing"
+VERTEX_TIERS = "https://docs.cloud.google.com/vertex-ai/generative-ai/docs/priority-paygo"
 
 PATHS = {
     "anthropic": "/v1/messages",
@@ -462,7 +465,7 @@ ANTHROPIC_ROWS = [
     ),
     a(
         "a detail of another type",
-        {"input_tokens": 30_000, "output_tokens": 500, **NO_CACHES, "cache_creation": []},
+        {"input_tokens": 30_000, "output_tokens": 500, **NO_CACHES, "cache_creation": [5]},
         usd((30_000, 3.0), (500, 15.0)),
         ANTHROPIC_PRICES,
         "≥",
@@ -653,6 +656,75 @@ ANTHROPIC_ROWS = [
         "https://platform.claude.com/docs/en/agents-and-tools/tool-use/advisor-tool",
     ),
     a(
+        "caches without the input beside them",
+        {"output_tokens": 1000, "cache_read_input_tokens": 50_000},
+        usd((20, 1.0), (50_000, 0.1), (1000, 5.0)),
+        ANTHROPIC_CACHES,
+        "≥",
+    ),
+    a(
+        "a lifetime of a part of what was written",
+        PLAIN_A
+        | {
+            "cache_creation_input_tokens": 40_000,
+            "cache_creation": {"ephemeral_5m_input_tokens": 10_000},
+        },
+        COST_A + usd((30_000, 2.0), (10_000, 1.25)),
+        ANTHROPIC_CACHES,
+        "≤",
+    ),
+    a(
+        "a part of a token",
+        PLAIN_A | {"cache_read_input_tokens": 12.5},
+        COST_A,
+        ANTHROPIC_CACHES,
+        "≥",
+    ),
+    a(
+        "searches of another form",
+        PLAIN_A | {"server_tool_use": {"web_search_requests": "2"}},
+        COST_A + 0.02,
+        ANTHROPIC_PRICES,
+        "≥",
+    ),
+    a(
+        "only in the USA, in capitals",
+        PLAIN_A | {"inference_geo": "US"},
+        1.1 * COST_A,
+        ANTHROPIC_PRICES,
+    ),
+    a(
+        "fast mode by an alias",
+        PLAIN_A | {"speed": "fast"},
+        6 * usd((10_000, 5.0), (1000, 25.0)),
+        "https://platform.claude.com/docs/en/build-with-claude/fast-mode",
+        model="opus",
+        served="claude-opus-4-6",
+    ),
+    a(
+        "an advisor without a name",
+        PLAIN_A | {"iterations": [{"type": "advisor_message", "input_tokens": 1000}]},
+        COST_A + usd((1000, 5.0)),
+        "https://platform.claude.com/docs/en/agents-and-tools/tool-use/advisor-tool",
+        "≥",
+    ),
+    a(
+        "an error without words, after the start",
+        None,
+        0.0,
+        ANTHROPIC_ERRORS,
+        "≤",
+        streamed=(True,),
+        body=stream(START_A, {"type": "error"}),
+    ),
+    a(
+        "the caller's key, whose bill is not told",
+        PLAIN_A | {"cost": 0.0007, "is_byok": True},
+        COST_A + 0.0007,
+        OPENROUTER,
+        "≥",
+    ),
+    a(
         "an error after hidden thinking",
         None,
         usd((10_000, 1.0), (300, 5.0)),
@@ -753,6 +825,34 @@ def grows_c(row: Row, _: bool) -> bytes:
     ]
     last = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], "usage": row.usage}
     return sse(*({"model": row.model} | each for each in (*partly, last)), "[DONE]")
+
+
+SPEECH = {
+    "messages": [
+        {
+            "role": "user",
+            "content": [
+                {
+                    "type": "input_audio",
+                    "input_audio": {"data": "QUJD" * 64_000, "format": "wav"},
+                }
+            ],
+        }
+    ]
+}
+
+
+def c_usages(*usages: dict[str, Any]) -> Callable[[Row, bool], bytes]:
+    """Several chunks say what was used."""
+    last = {"model": "gpt-5", "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+    told = ({"model": "gpt-5", "choices": [], "usage": usage} for usage in usages)
+    return stream(WORDS_C, last, *told, "[DONE]")
+
+
+def c_said(usage: dict[str, int], **delta: Any) -> Callable[[Row, bool], bytes]:
+    """An answer that is no text."""
+    said = {"choices": [{"index": 0, "delta": delta, "finish_reason": "stop"}]}
+    return stream(said, {"choices": [], "usage": usage}, "[DONE]")
 
 
 CHAT_ROWS = [
@@ -1063,7 +1163,153 @@ CHAT_ROWS = [
         COST_C,
         CHAT_OBJECT,
     ),
-    c("details that are a list", PLAIN_C | {"prompt_tokens_details": []}, COST_C, CHAT_OBJECT, "≥"),
+    c(
+        "details that are an empty list",
+        PLAIN_C | {"prompt_tokens_details": []},
+        COST_C,
+        CHAT_OBJECT,
+    ),
+    c(
+        "details that are a list",
+        PLAIN_C | {"prompt_tokens_details": [5]},
+        COST_C,
+        CHAT_OBJECT,
+        "≈",
+    ),
+    c(
+        "a cache beside an input that is null",
+        {"prompt_tokens": None, "completion_tokens": 1000, "cached_tokens": 60_000},
+        usd((60_000, 0.125), (20, 1.25), (1000, 10.0)),
+        CHAT_OBJECT,
+        "≈",
+    ),
+    c(
+        "a total that is less than its parts",
+        PLAIN_C | {"total_tokens": 51_000},
+        usd((50_000, 1.25), (1000, 10.0)),
+        CHAT_OBJECT,
+        "≤",
+    ),
+    c(
+        "audio out, and the output is only in the total",
+        SPOKEN | {"completion_tokens": None, "total_tokens": 25_600},
+        SPOKEN_COST,
+        CHAT_OBJECT,
+        "≤",
+        model="gpt-audio",
+    ),
+    c(
+        "audio in, of which nothing is told",
+        {"prompt_tokens": 1000, "completion_tokens": 100},
+        usd((200, 2.5), (800, 32.0), (100, 10.0)),
+        CHAT_OBJECT,
+        "≈",
+        model="gpt-audio",
+        asked=SPEECH,
+    ),
+    c(
+        "audio out, of which nothing is told",
+        None,
+        usd((1000, 2.5), (25, 64.0), (75, 10.0)),
+        CHAT_OBJECT,
+        "≈",
+        model="gpt-audio",
+        streamed=(True,),
+        body=c_said(
+            {"prompt_tokens": 1000, "completion_tokens": 100}, audio={"data": "QUJD" * 16_000}
+        ),
+    ),
+    c(
+        "an image out, of which nothing is told",
+        None,
+        usd((1000, 0.3), (1300, 30.0)),
+        "https://openrouter.ai/docs/features/multimodal/image-generation",
+        "≈",
+        model=f"google/{IMAGE_MODEL}",
+        streamed=(True,),
+        body=c_said(
+            {"prompt_tokens": 1000, "completion_tokens": 1300}, images=[{"type": "image_url"}]
+        ),
+    ),
+    c(
+        "cached audio that is more than the audio",
+        {
+            "prompt_tokens": 1000,
+            "completion_tokens": 10,
+            "prompt_tokens_details": {
+                "audio_tokens": 100,
+                "cached_tokens": 800,
+                "cached_tokens_details": {"audio_tokens": 700},
+            },
+        },
+        usd((700, 0.4), (100, 0.4), (200, 4.0), (10, 16.0)),
+        CHAT_OBJECT,
+        "≈",
+        model="gpt-realtime",
+    ),
+    c(
+        "flex of Groq costs no less",
+        PLAIN_C,
+        usd((100_000, 0.15), (1000, 0.6)),
+        GROQ_FLEX,
+        "≤",
+        model="openai/gpt-oss-120b",
+        url="https://api.groq.com/openai/v1",
+        more={"service_tier": "flex"},
+    ),
+    c(
+        "flex of OpenAI",
+        PLAIN_C,
+        COST_C / 2,
+        OPENAI_PRICES,
+        url="https://api.openai.com/v1",
+        more={"service_tier": "flex"},
+    ),
+    c(
+        "searches of LiteLLM",
+        PLAIN_C | {"server_tool_use": {"web_search_requests": 2}},
+        COST_C + 0.02,
+        LITELLM,
+        "≤",
+    ),
+    c(
+        "a part of the usage is repeated after the cost",
+        None,
+        0.7,
+        OPENROUTER,
+        streamed=(True,),
+        body=c_usages(PLAIN_C | {"cost": 0.7}, PLAIN_C),
+    ),
+    c(
+        "zeros are repeated after the usage",
+        None,
+        COST_C,
+        CHAT_OBJECT,
+        streamed=(True,),
+        body=c_usages(PLAIN_C, dict.fromkeys(PLAIN_C, 0)),
+    ),
+    c(
+        "the caller's key, whose bill is not told",
+        PLAIN_C | {"cost": 0.0067, "is_byok": True, "cost_details": None},
+        COST_C + 0.0067,
+        OPENROUTER,
+        "≥",
+    ),
+    c(
+        "the caller's key, whose bill is negative",
+        PLAIN_C
+        | {"cost": 0.0067, "is_byok": True, "cost_details": {"upstream_inference_cost": -1}},
+        COST_C + 0.0067,
+        OPENROUTER,
+        "≥",
+    ),
+    c(
+        "the caller's key, and a fee of another form",
+        PLAIN_C | {"cost": [], "is_byok": True, "cost_details": {"upstream_inference_cost": 0.3}},
+        0.315,
+        OPENROUTER,
+        "≥",
+    ),
     c("input that is null", PLAIN_C | {"prompt_tokens": None}, COST_C, CHAT_OBJECT),
     c(
         "output that is negative",
@@ -1294,6 +1540,7 @@ CHAT_ROWS = [
         },
         usd((1000, 32.0), (100, 10.0)),
         CHAT_OBJECT,
+        "≤",
         model="gpt-audio",
     ),
     c("empty usage", {}, usd((20, 1.25), (100, 10.0)), CHAT_OBJECT, "≈", text=TEXT),
@@ -1560,13 +1807,21 @@ RESPONSES_ROWS = [
         "≤",
         more={"output": [{"type": "image_generation_call", "result": "QUJD"}]},
     ),
+    r(
+        "a search that has failed",
+        PLAIN_R,
+        COST_C,
+        OPENAI_SEARCH,
+        "≤",
+        more={"output": [{"type": "web_search_call", "status": "failed"}]},
+    ),
     r("details that are null", PLAIN_R | {"input_tokens_details": None}, COST_C, RESPONSE_OBJECT),
     r(
         "a cache of another type",
         PLAIN_R | {"input_tokens_details": {"cached_tokens": "60000"}},
-        COST_C,
+        usd((40_000, 1.25), (60_000, 0.125), (1000, 10.0)),
         RESPONSE_OBJECT,
-        "≥",
+        "≈",
     ),
     r(
         "a negative input",
@@ -1782,13 +2037,17 @@ WORDS_G = {
     "candidates": [{"content": {"parts": [{"text": TEXT}]}}],
     "usageMetadata": {"promptTokenCount": 100_000},
 }
-IMAGE_MODEL = "gemini-2.5-flash-image"
 
 WAITS_G = {"promptTokenCount": 100_000}
 
 
 def part_g(usage: Any = WAITS_G, **part: Any) -> dict[str, Any]:
     return {"candidates": [{"content": {"parts": [part]}}], "usageMetadata": usage}
+
+
+def g_image(row: Row, _: bool) -> bytes:
+    blob = part_g(row.usage, inlineData={"mimeType": "image/png", "data": "QUJD"})
+    return sse(blob, {"candidates": [{"finishReason": "STOP"}], "usageMetadata": row.usage})
 
 
 GEMINI_ROWS = [
@@ -1966,6 +2225,68 @@ GEMINI_ROWS = [
         GEMINI_USAGE,
         "≥",
     ),
+    g(
+        "a detail that is a text",
+        PLAIN_G | {"promptTokensDetails": ["AUDIO", *by(text=90_000)]},
+        usd((90_000, 0.3), (10_000, 1.0), (1000, 2.5)),
+        GEMINI_USAGE,
+        "≥",
+    ),
+    g(
+        "a cache that cannot be read",
+        PLAIN_G | {"cachedContentTokenCount": "60000"},
+        usd((40_000, 0.3), (60_000, 0.03), (1000, 2.5)),
+        GEMINI_USAGE,
+        "≈",
+    ),
+    g(
+        "a cache of which one detail cannot be read",
+        PLAIN_G
+        | {
+            "promptTokensDetails": by(audio=30_000, text=70_000),
+            "cachedContentTokenCount": 60_000,
+            "cacheTokensDetails": [{"modality": "AUDIO", "tokenCount": "x"}, *by(text=40_000)],
+        },
+        usd((30_000, 0.3), (40_000, 0.03), (10_000, 1.0), (20_000, 0.1), (1000, 2.5)),
+        GEMINI_USAGE,
+        "≈",
+    ),
+    g(
+        "cached audio that is more than the audio",
+        PLAIN_G
+        | {
+            "promptTokensDetails": by(audio=10_000, text=90_000),
+            "cachedContentTokenCount": 60_000,
+            "cacheTokensDetails": by(audio=50_000, text=10_000),
+        },
+        usd((40_000, 0.3), (10_000, 0.03), (50_000, 0.1), (1000, 2.5)),
+        GEMINI_USAGE,
+        "≈",
+    ),
+    g(
+        "details of a cache whose size is not told",
+        PLAIN_G | {"promptTokensDetails": by(audio=100_000), "cacheTokensDetails": by(audio=100)},
+        usd((99_900, 1.0), (100, 0.1), (1000, 2.5)),
+        GEMINI_USAGE,
+        "≈",
+    ),
+    g(
+        "an image out, of which nothing is told",
+        {"promptTokenCount": 1000, "candidatesTokenCount": 1300},
+        usd((1000, 0.3), (1300, 30.0)),
+        GEMINI_PRICES,
+        "≈",
+        model=IMAGE_MODEL,
+        streamed=(True,),
+        body=g_image,
+    ),
+    g(
+        "priority of Vertex AI",
+        PLAIN_G | {"trafficType": "ON_DEMAND_PRIORITY"},
+        2 * COST_G,
+        VERTEX_TIERS,
+    ),
+    g("flex of Vertex AI", PLAIN_G | {"trafficType": "ON_DEMAND_FLEX"}, COST_G / 2, VERTEX_TIERS),
     g(
         "input that is a text",
         PLAIN_G | {"promptTokenCount": "x"},
@@ -2222,6 +2543,11 @@ def wrapped() -> Iterator[Row]:
         yield row("no last blank line", change=lambda body: body[:-1], streamed=(True,))
         yield row("a comment first", change=lambda body: b": hello\n\n" + body, streamed=(True,))
         yield row("a file of 12 MiB", change=large)
+        yield row(
+            "no blank lines",
+            change=lambda body: body.replace(b"\n\n", b"\n"),
+            streamed=(True,),
+        )
         yield row("gzip", encoding="gzip", change=gzip.compress)
         yield row("deflate", encoding="deflate", change=zlib.compress)
         yield row("brotli", encoding="br", change=brotli.compress)
@@ -2315,6 +2641,126 @@ def test_a_call_is_charged_what_its_provider_bills(
         assert cost >= 0.99 * row.right
     if row.mark == "≥":
         assert cost <= 1.01 * row.right
+
+
+RICH = [
+    a(
+        "all fields",
+        {
+            "input_tokens": 10_000,
+            "output_tokens": 1000,
+            "cache_read_input_tokens": 50_000,
+            "cache_creation_input_tokens": 40_000,
+            "cache_creation": {
+                "ephemeral_1h_input_tokens": 30_000,
+                "ephemeral_5m_input_tokens": 10_000,
+            },
+            "server_tool_use": {"web_search_requests": 2},
+        },
+        COST_A + usd((50_000, 0.1), (30_000, 2.0), (10_000, 1.25)) + 0.02,
+        ANTHROPIC_CACHES,
+    ),
+    c(
+        "all fields",
+        SPOKEN
+        | {
+            "total_tokens": 25_600,
+            "prompt_tokens_details": {
+                "audio_tokens": 18_000,
+                "cached_tokens": 10_000,
+                "cached_tokens_details": {"audio_tokens": 9000, "text_tokens": 1000},
+            },
+        },
+        usd((600, 4.0), (1000, 0.4), (9000, 32.0), (9000, 0.4), (2000, 16.0), (4000, 64.0)),
+        OPENAI_PRICES,
+        model="gpt-realtime",
+    ),
+    c(
+        "all fields of Alibaba",
+        {
+            "prompt_tokens": 100_000,
+            "completion_tokens": 5000,
+            "prompt_tokens_details": {
+                "cached_tokens": 60_000,
+                "cache_creation_input_tokens": 30_000,
+                "cache_creation": {"ephemeral_5m_input_tokens": 30_000},
+            },
+        },
+        usd((10_000, 1.8), (60_000, 0.36), (30_000, 2.25), (5000, 9.0)),
+        QWEN_CACHE,
+        model="qwen3-coder-plus",
+    ),
+    c(
+        "all fields of Moonshot",
+        PLAIN_C | {"total_tokens": 101_000, "cached_tokens": 60_000},
+        usd((40_000, 0.95), (60_000, 0.16), (1000, 4.0)),
+        MOONSHOT,
+        model="kimi-k2.6",
+    ),
+    c(
+        "all fields of a router",
+        PLAIN_C | {"cost": 0.5, "is_byok": True, "cost_details": {"upstream_inference_cost": 0.25}},
+        0.75,
+        OPENROUTER,
+    ),
+    r(
+        "all fields",
+        PLAIN_R
+        | {
+            "total_tokens": 101_000,
+            "input_tokens_details": {"cached_tokens": 60_000},
+            "output_tokens_details": {"reasoning_tokens": 500},
+        },
+        usd((40_000, 1.25), (60_000, 0.125), (1000, 10.0)),
+        RESPONSE_OBJECT,
+    ),
+    g(
+        "all fields",
+        {
+            "promptTokenCount": 100_000,
+            "candidatesTokenCount": 4000,
+            "thoughtsTokenCount": 1000,
+            "toolUsePromptTokenCount": 5000,
+            "cachedContentTokenCount": 60_000,
+            "totalTokenCount": 110_000,
+            "promptTokensDetails": by(audio=30_000, text=70_000),
+            "toolUsePromptTokensDetails": by(text=5000),
+            "cacheTokensDetails": by(audio=20_000, text=40_000),
+            "candidatesTokensDetails": by(text=4000),
+        },
+        usd((10_000, 1.0), (20_000, 0.1), (35_000, 0.3), (40_000, 0.03), (5000, 2.5)),
+        GEMINI_USAGE,
+    ),
+]
+ODD = ("x", "12", -5, True, 0.5, 10**30, 1e300, [1, 2], [[None]])
+
+
+def damaged(usage: Any) -> Iterator[Any]:
+    """Yield an object with each of its fields in turn as it must not be."""
+    parts = usage.items() if isinstance(usage, dict) else enumerate(usage)
+    for name, value in [*parts]:
+        inside = damaged(value) if isinstance(value, dict | list) else ()
+        for odd in (*ODD, *inside):
+            if not (name in {"cost", "upstream_inference_cost"} and odd in ("12", 0.5)):
+                copy: Any = usage.copy()
+                copy[name] = odd
+                yield copy
+
+
+@pytest.mark.parametrize("row", RICH, ids=str)
+def test_whatever_field_cannot_be_read(pricing: UsePricing, row: Row) -> None:
+    """What is charged without it is no exact figure, and is marked on the right side."""
+    tried = 0
+    for usage in (row.usage, *damaged(row.usage)):
+        use = charged(pricing, ended(replace(row, usage=usage), streamed=tried % 2 == 1))
+        cost, sure = to_usd(use.cost), to_usd(use.sure_of(LimitKind.COST))
+        assert cost is not None
+        assert sure is not None
+        assert sure <= 1.01 * row.right, usage
+        assert use.partial or cost >= 0.99 * row.right, usage
+        assert use.at_most or cost <= 1.01 * row.right, usage
+        tried += 1
+    assert tried > 20
 
 
 def test_the_table_is_long_enough() -> None:

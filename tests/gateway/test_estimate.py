@@ -115,7 +115,10 @@ def test_output_has_the_tokens_a_byte_of_the_replies_before() -> None:
     assert estimates.output("r", call(1), 401) == 101
     estimates.learn("r", call(1000), Tokens(input=250, output=50), 100)
     estimates.learn("r", call(1000), Tokens(input=250, output=10), 20)
-    assert estimates.output("r", call(1), 401) == 201
+    assert estimates.output("r", call(1), 60) == 30
+    assert estimates.output("r", call(1), 401) == 131, "it has hidden no more than 30 tokens"
+    estimates.learn("r", call(1000), Tokens(input=250, output=20), 480)
+    assert estimates.output("r", call(1), 600) == 80
     assert estimates.output("other", call(1), 401) == 101
 
 

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import pytest
+import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -91,6 +92,7 @@ def asked(**more: Any) -> bytes:
 
 
 ASKED_FOR = {"stream_options": {"include_usage": True}}
+UNKNOWN = b'{"error": {"message": "Unknown parameter: stream_options"}}'
 REPLY = [sse(each, named=False) for each in (WORDS, LAST, USAGE, "[DONE]")]
 
 
@@ -117,6 +119,40 @@ async def test_a_stream_that_is_compressed_all_the_same() -> None:
         assert answer.body == REPLY[0] + REPLY[1] + REPLY[3]
         assert (answer.header("content-encoding"), answer.broken) == (None, None)
         assert (await the.told()).tokens == Tokens(input=10, output=5)
+
+
+@pytest.mark.parametrize("status", [b"400 Bad Request", b"422 Unprocessable Entity"])
+async def test_a_server_that_does_not_know_the_option(status: bytes) -> None:
+    """As an older version of Azure's API. Its stream tells no usage."""
+    refuses = saying(reply(UNKNOWN, status=status))
+    streams = saying(SSE, *map(chunk, [REPLY[0], REPLY[1], REPLY[3]]), b"0\r\n\r\n")
+
+    async def answers(stream: trio.SocketStream, request: bytes) -> None:
+        await (refuses if b"stream_options" in request else streams)(stream, request)
+
+    provider = Provider(answers)
+    async with house(provider, api="openai-chat", daemon=ScriptedDaemon(max_output=5000)) as the:
+        answer = await the.ask(post(PATH, asked()))
+        assert (answer.status, answer.body) == (200, REPLY[0] + REPLY[1] + REPLY[3])
+        assert [b"stream_options" in each for each in provider.requests] == [True, False]
+        assert [b'"max_completion_tokens":5000' in each for each in provider.requests] == [True] * 2
+        told = await the.told()
+        assert (told.status, told.partial) == (200, True)
+
+
+async def test_who_sent_the_option_gets_the_refusal() -> None:
+    provider = Provider(saying(reply(UNKNOWN, status=b"400 Bad Request")))
+    async with house(provider, api="openai-chat") as the:
+        answer = await the.ask(post(PATH, asked(**ASKED_FOR)))
+        assert (answer.status, answer.body, len(provider.requests)) == (400, UNKNOWN, 1)
+
+
+async def test_a_stream_with_another_status_of_success() -> None:
+    begins = SSE.replace(b"200 OK", b"201 Created")
+    provider = Provider(saying(begins, *map(chunk, REPLY), b"0\r\n\r\n"))
+    async with house(provider, api="openai-chat") as the:
+        answer = await the.ask(post(PATH, asked()))
+        assert (answer.status, answer.body) == (201, REPLY[0] + REPLY[1] + REPLY[3])
 
 
 async def test_a_document_instead_of_a_stream() -> None:

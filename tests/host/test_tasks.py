@@ -4,12 +4,11 @@ goes on in its order."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable
 
 import trio
 import trio.testing
 
-from sfad.host.tasks import FairLock, Line, LoopRounds
+from sfad.host.tasks import ROUND_REQUESTS, Background, FairLock, Line, LoopRounds
 
 
 async def test_an_asker_waits_for_one_piece_of_work_of_each_other_asker() -> None:
@@ -35,55 +34,95 @@ async def test_an_asker_waits_for_one_piece_of_work_of_each_other_asker() -> Non
     assert len(done) == 25
 
 
-async def test_a_line_goes_on_in_its_order_one_a_round() -> None:
-    line, rounds, there = Line(), LoopRounds(), trio.Event()
-    went_on, at = list[int](), Counter[int]()
+class Shared:
+    """Work that those in a line wait for."""
 
-    async def wait(number: int) -> None:
-        if number % 3:  # others are ready before those in front of them, or have failed
-            await there.wait()
-        elif number % 2:
-            raise ValueError
+    def __init__(self) -> None:
+        self.begun = 0
+        self.go_on = trio.Event()
 
-    async def take(number: int, place: Awaitable[None]) -> None:
-        try:
-            await place
-        except ValueError:
-            assert number % 6 == 3
-        went_on.append(number)
+    async def work(self) -> int:
+        self.begun += 1
+        number = self.begun
+        await self.go_on.wait()
+        if number == 9:
+            raise ValueError("the ninth")
+        return number
+
+
+async def test_a_line_goes_on_in_its_order_some_a_round() -> None:
+    """No task waits for those that `begin` executes, and all that come before a piece of work
+    begins share it."""
+    background, rounds, shared = Background(print), LoopRounds(), Shared()
+    line, went_on, at = Line(background), list[tuple[int, int]](), Counter[int]()
+
+    async def wait(number: int, key: str = "key") -> None:
+        went_on.append((number, await line.wait(key, shared.work)))
         at[rounds.number] += 1
+        if number % 2:  # it may wait for a second thing
+            await background.aside()
+            await trio.lowlevel.checkpoint()
 
     trio.lowlevel.add_instrument(rounds)
     async with trio.open_nursery() as nursery:
-        for number in range(100):
-            nursery.start_soon(take, number, line.place("key", wait(number)))
-        nursery.start_soon(take, 100, line.place("another key", wait(0)))
+        await nursery.start(background.serve)
+        background.begin(wait(0))
         await trio.testing.wait_all_tasks_blocked()
-        assert sorted(went_on) == [0, 100], "no other line waits"
+        for number in range(1, 100):
+            background.begin(wait(number))
+        assert len(nursery.child_tasks) == 1
+        background.begin(wait(100, "another key"))
+        await trio.testing.wait_all_tasks_blocked()
+        assert not went_on
+        assert shared.begun == 2, "of each key one"
         assert not line.is_empty("key")
-        there.set()
+        shared.go_on.set()
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
     trio.lowlevel.remove_instrument(rounds)
-    assert [number for number in went_on if number < 100] == list(range(100))
-    assert max(at.values()) <= 2
+    assert [number for number, _ in went_on if number < 100] == list(range(100))
+    assert ROUND_REQUESTS <= max(at.values()) <= ROUND_REQUESTS + 2
     assert line.is_empty("key")
 
 
-async def test_who_leaves_a_line_without_going_on_is_not_waited_for() -> None:
-    line, went_on = Line(), list[str]()
+async def test_what_fails_in_a_line_is_raised_in_each_that_waits_for_it() -> None:
+    background, shared = Background(print), Shared()
+    line, raised = Line(background), list[str]()
+    shared.begun = 8
+    shared.go_on.set()
 
-    async def forever() -> None:
-        await trio.sleep_forever()
-
-    async def at_once() -> None:
-        await trio.lowlevel.checkpoint()
-
-    async def take(name: str, place: Awaitable[None]) -> None:
-        await place
-        went_on.append(name)
+    async def wait() -> None:
+        try:
+            await line.wait("key", shared.work)
+        except ValueError as error:
+            raised.append(str(error))
 
     async with trio.open_nursery() as nursery:
-        with trio.move_on_after(0):
-            stuck = line.place("key", forever())
-            nursery.start_soon(take, "behind", line.place("key", at_once()))
-            await stuck
-    assert went_on == ["behind"]
+        await nursery.start(background.serve)
+        nursery.start_soon(wait)  # a task
+        await trio.lowlevel.checkpoint()
+        background.begin(wait())
+        await trio.testing.wait_all_tasks_blocked()
+        background.begin(line.wait("key", shared.work))  # type: ignore[arg-type]
+        await trio.testing.wait_all_tasks_blocked()
+        assert line.is_empty("key"), "work that succeeds afterwards is waited for as before"
+        nursery.cancel_scope.cancel()
+    assert raised == ["the ninth"] * 2
+
+
+async def test_what_waits_in_a_line_is_closed_with_the_daemon() -> None:
+    background, shared, closed = Background(print), Shared(), list[str]()
+    line = Line(background)
+
+    async def wait() -> None:
+        try:
+            await line.wait("key", shared.work)
+        finally:
+            closed.append("descriptors")
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(background.serve)
+        background.begin(wait())
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    assert closed == ["descriptors"]

@@ -103,7 +103,7 @@ def test_a_killed_copy_does_not_block_the_next(state: Path, tmp_path: Path) -> N
 
 def test_a_damaged_ledger_makes_no_backup(state: Path, tmp_path: Path) -> None:
     content = bytearray((state / "ledger.db").read_bytes())
-    content[4096 * 20 : 4096 * 30] = os.urandom(40960)
+    content[4096 * 40 : 4096 * 50] = os.urandom(40960)
     (state / "ledger.db").write_bytes(content)
     with pytest.raises(LedgerError, match="the copy is damaged"):
         back_up(state, tmp_path / "copy.db", replace=True)

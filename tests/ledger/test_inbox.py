@@ -114,8 +114,8 @@ def test_an_idle_taker_sleeps_and_a_late_item_wakes_it() -> None:
     taker.start()
     while not box.asleep:
         pass
-    box.put(1, urgent=False)
-    box.put(2, urgent=False)
+    box.put(1)
+    box.put(2)
     taker.join(5)
     assert (taken, len(box)) == ([[1, 2]], 0)
 
@@ -140,7 +140,7 @@ def test_many_items_from_another_thread_arrive_once_and_in_order() -> None:
 
     def put() -> None:
         for number in range(20_000):
-            box.put(number, urgent=number % 7 == 0)
+            (box.put if number % 7 else box.add)(number)
 
     putter = threading.Thread(target=put)
     putter.start()

@@ -97,24 +97,23 @@ async def test_a_prune_spares_the_newest_and_trees_of_other_users(tmp_path: Path
     opened.upsert(rows, [call(1, run=1), call(1, run=4)])
     opened.close()
 
-    def chosen(ledger: Ledger, *, keep: int = 0, uid: int | None = None) -> list[list[int]]:
-        return [
-            [one.number for one in tree]
-            for tree in pruner(ledger).choose(CUTOFF, keep=keep, uid=uid)
-        ]
+    def chosen(ledger: Ledger, *, keep: int = 0, uid: int | None = None) -> list[int]:
+        with pruner(ledger).choose(CUTOFF, keep=keep, uid=uid) as chosen:
+            return [number for numbers in chosen.batches() for number in numbers]
 
     with started(tmp_path) as ledger:
         for run_id in ("a1", "a2", "a3", "a6"):
             ledger.record_event(Event(type="x", time=WHEN, run_id=run_id))
         assert await ledger.flush()
-        assert chosen(ledger) == [[2, 1], [3], [6]]
-        assert chosen(ledger, uid=1000) == [[2, 1], [6]]
-        assert chosen(ledger, keep=2) == [[2, 1], [3]], "the newest are a5, which is young, and a6"
+        assert chosen(ledger) == [2, 1, 3, 6]
+        assert chosen(ledger, uid=1000) == [2, 1, 6]
+        assert chosen(ledger, keep=2) == [2, 1, 3], "the newest are a5, which is young, and a6"
         assert chosen(ledger, keep=9) == []
-        trees = pruner(ledger).choose(CUTOFF, keep=2, uid=1000)
-        assert pruner(ledger).remove(trees, dry=True) == Deleted(2, 2)
-        deleted = await trio.to_thread.run_sync(lambda: pruner(ledger).remove(trees, dry=False))
-        assert deleted == Deleted(2, 2)
+        with pruner(ledger).choose(CUTOFF, keep=2, uid=1000) as trees:
+            assert (trees.trees, trees.runs) == (1, 2)
+            assert pruner(ledger).remove(trees, dry=True) == Deleted(2, 2)
+            deleted = await trio.to_thread.run_sync(lambda: pruner(ledger).remove(trees, dry=False))
+            assert deleted == Deleted(2, 2)
         assert ids(tmp_path) == ["a3", "a4", "a5", "a6", "a7"]
         assert [len(calls(ledger, run)) for run in (1, 4)] == [0, 1]
 

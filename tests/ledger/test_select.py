@@ -23,19 +23,27 @@ from sfad.protocol.types import RunInfo, Status
 from sfad.storage.ledger import RunExtra
 from sfad.storage.ledger.queries import Page, Reader, Selection, ended_queries, live_queries
 from sfad.storage.ledger.rows import insert_op, number_of, numbers_of, state_op, statements
-from sfad.storage.ledger.schema import migrate
+from sfad.storage.ledger.schema import MIGRATIONS, migrate
 
 from .samples import PLAIN, WHEN, run, runs_of, started
 
 LIVE, DONE = Status.RUNNING, Status.COMPLETED
 
 
-def memory(rows: list[tuple[RunInfo, RunExtra]]) -> sqlite3.Connection:
+def memory(rows: list[tuple[RunInfo, RunExtra]], first: int = 0) -> sqlite3.Connection:
+    """Return a ledger with these rows, of which the `first` ones were there in its version 1."""
     connection = sqlite3.connect(":memory:", isolation_level=None)
+    with patch.multiple("sfad.storage.ledger.schema", VERSION=1, MIGRATIONS=MIGRATIONS[:1]):
+        migrate(connection)
+    _insert(connection, rows[:first])
     migrate(connection)
+    _insert(connection, rows[first:])
+    return connection
+
+
+def _insert(connection: sqlite3.Connection, rows: list[tuple[RunInfo, RunExtra]]) -> None:
     for sql, values in statements([insert_op("admit", info, extra, None) for info, extra in rows]):
         connection.execute(sql, values)
-    return connection
 
 
 def ids(runs: list[RunInfo]) -> list[str]:
@@ -159,6 +167,7 @@ NAMES, USERS, LABELS = (
     st.dictionaries(st.sampled_from("kl"), st.sampled_from("xy"), max_size=2),
 )
 TYPES = st.sampled_from(["qa", "cli"])
+GROUPS = st.sampled_from(["day", "night"])
 MODELS = st.sampled_from(["opus-4", "opus-5", "o[pu]s?", "Opus-4"])
 PATTERNS = MODELS | st.sampled_from(["opus-*", "*", "*-4", "o*s*", "none"])
 STATUSES = st.sampled_from([LIVE, Status.PAUSED, DONE, Status.FAILED, Status.REJECTED_DEPTH])
@@ -189,10 +198,14 @@ def ledgers(draw: st.DrawFn) -> list[tuple[RunInfo, RunExtra]]:
             type=draw(st.none() | TYPES),
             channel=draw(TYPES),
             model=draw(st.none() | MODELS),
+            group=draw(st.none() | GROUPS),
             started_at=draw(st.none() | st.just(WHEN)),
             created_at=WHEN + timedelta(seconds=draw(st.integers(-3, 12))),
         )
-        rows.append((info, RunExtra(uid=draw(UIDS))))
+        session = draw(st.booleans())
+        info = msgspec.structs.replace(info, session=session)
+        mode = "session" if session else draw(st.none() | st.just("detached"))
+        rows.append((info, RunExtra(uid=draw(UIDS), mode=mode)))
     return rows
 
 
@@ -209,7 +222,10 @@ PAGES = st.builds(
         run_type=st.none() | TYPES | st.lists(TYPES, max_size=2),
         channel=st.none() | TYPES,
         model=st.none() | PATTERNS | st.lists(PATTERNS, max_size=2),
+        group=st.none() | GROUPS,
+        sessions=st.booleans(),
         rows=st.integers(1, 4),
+        after=st.none() | st.just(""),
     ),
     SCOPES,
     within=st.none() | st.sampled_from(["a1", "a2", "a3"]),
@@ -218,9 +234,23 @@ PAGES = st.builds(
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
-@given(rows=ledgers(), page=PAGES, walked=st.integers(1, 4), most_below=st.integers(0, 3))
+@given(
+    rows=ledgers(),
+    page=PAGES,
+    walked=st.integers(1, 4),
+    most_below=st.integers(0, 3),
+    times=st.integers(1, 4),
+    uids=st.integers(1, 3),
+    migrated=st.integers(0, 12),
+)
 def test_sql_and_python_agree_on_every_filter_page_by_page(
-    rows: list[tuple[RunInfo, RunExtra]], page: Page, walked: int, most_below: int
+    rows: list[tuple[RunInfo, RunExtra]],
+    page: Page,
+    walked: int,
+    most_below: int,
+    times: int,
+    uids: int,
+    migrated: int,
 ) -> None:
     parents = {info.id: info.parent_id for info, _ in rows}
 
@@ -229,13 +259,23 @@ def test_sql_and_python_agree_on_every_filter_page_by_page(
 
     fitting = [info.id for info, extra in rows if page.admits(info, extra.uid, chain(info.id))]
     with (
-        closing(memory(rows)) as connection,
-        patch.multiple("sfad.storage.ledger.queries", MAX_WALKED=walked, MOST_BELOW=most_below),
+        closing(memory(rows, migrated)) as connection,
+        patch.multiple(
+            "sfad.storage.ledger.queries",
+            MAX_WALKED=walked,
+            MOST_BELOW=most_below,
+            MAX_TIMES=times,
+            MAX_UIDS=uids,
+        ),
     ):
         found = list(pages(Reader(connection), page))
         by_prefix = Reader(connection).find("a", page.scope, 20)
     assert all(len(selection.ended) <= page.query.rows for selection in found)
-    assert sorted(run_id(number) for selection in found for number in selection.numbers) == fitting
+    listed = [run_id(number) for selection in found for number in selection.numbers]
+    assert sorted(listed) == fitting
+    if page.up:
+        assert listed == fitting, "the pages are in order"
+        assert all(len(selection.numbers) <= page.query.rows for selection in found)
     assert by_prefix == [
         info.id for info, extra in rows if page.scope.admits(extra.uid, chain(info.id))
     ]
@@ -246,10 +286,15 @@ def pages(reader: Reader, page: Page) -> Iterator[Selection]:
     selection = reader.select(page)
     yield selection
     while selection.reached:
-        before = page.query.before
+        before, after = page.query.before, page.query.after
         reached = run_id(selection.reached)
-        assert before is None or reached < before, "each page is lower than the one before"
-        page = replace(page, query=msgspec.structs.replace(page.query, before=reached))
+        if after is not None:
+            assert reached > after, "each page is higher than the one before"
+            query = msgspec.structs.replace(page.query, after=reached)
+        else:
+            assert before is None or reached < before, "each page is lower than the one before"
+            query = msgspec.structs.replace(page.query, before=reached)
+        page = replace(page, query=query)
         selection = reader.select(page)
         yield selection
 
@@ -262,7 +307,7 @@ def big() -> Iterator[sqlite3.Connection]:
             run(
                 n,
                 status=LIVE if n % 40_000 == 1 else DONE,
-                labels={"n": str(n)},
+                labels={"n": str(n), "even": "yes"} if n % 2 == 0 else {"n": str(n)},
                 name=f"n{n % 1000}",
             ),
             PLAIN,
@@ -279,10 +324,15 @@ BY_STATUS, BY_NUMBER = (
     "SEARCH runs USING INDEX runs_status (status=?)",
     "SEARCH runs USING INTEGER PRIMARY KEY (rowid>? AND rowid<?)",
 )
-BY_NAME, ENDED = (
+BY_NAME, ENDED, BY_LIVE_SPAN = (
     f"SEARCH runs USING INDEX {index} AND {SPAN})"
-    for index in ("runs_name (name=?", "runs_status (status=?")
+    for index in (
+        "runs_name (name=?",
+        "runs_status (status=?",
+        "runs_status (status=?",
+    )
 )
+BY_MARK = f"SEARCH marks USING PRIMARY KEY (kind=? AND value=? AND {SPAN})"
 ALONE = "SEARCH runs USING INTEGER PRIMARY KEY (rowid=?)"
 COVERED = "COVERING "
 """A query that walks only an index reads no rows."""
@@ -301,6 +351,10 @@ COVERED = "COVERING "
         ({"user": "ann"}, [BY_STATUS, BY_NUMBER]),
         ({"name": ["n5", "n6"], "user": "ann"}, [BY_STATUS, BY_NUMBER]),
         ({"labels": {"n": ["5", "6"]}, "name": "n7"}, [BY_STATUS, BY_NAME]),
+        ({"group": "night"}, [BY_STATUS, BY_MARK]),
+        ({"sessions": True}, [BY_STATUS, BY_MARK]),
+        ({"after": "b10"}, [BY_LIVE_SPAN, BY_NUMBER]),
+        ({"after": "b10", "name": "n7"}, [BY_LIVE_SPAN, BY_NAME]),
     ],
 )
 def test_every_page_walks_an_index_in_order(
@@ -325,7 +379,13 @@ def test_every_page_walks_an_index_in_order(
         ({}, 20_000),
         ({"name": "n7"}, 20_000),
         ({"user": "ann"}, 50_000),
-        ({"user": "bob"}, 120_000),
+        ({"user": "bob"}, 1000),
+        ({"run_type": "rare"}, 120_000),
+        ({"group": "night"}, 2000),
+        ({"sessions": True}, 2000),
+        ({"after": ""}, 20_000),
+        ({"after": "", "run_type": "rare"}, 120_000),
+        ({"after": "", "since": 5e9}, 2000),
         ({"since": 5e9}, 120_000),
         ({"status": [DONE]}, 50_000),
         ({"status": [Status.FAILED]}, 20_000),
@@ -348,7 +408,8 @@ def test_a_user_without_runs_walks_none(big: sqlite3.Connection) -> None:
 
 def test_a_search_by_time_ends_where_there_is_no_more(big: sqlite3.Connection) -> None:
     assert len(list(pages(Reader(big), Page(List(id=1, since=5e9), EVERYTHING)))) == 1
-    assert len(list(pages(Reader(big), Page(List(id=1, user="bob"), EVERYTHING)))) == 20
+    rare = Page(List(id=1, run_type="rare"), EVERYTHING)
+    assert len(list(pages(Reader(big), rare))) == 20
 
 
 def steps(connection: sqlite3.Connection, what: Callable[[], object]) -> int:
@@ -373,9 +434,23 @@ def test_labels_and_subtrees_are_looked_up_by_their_indices(big: sqlite3.Connect
     assert "SCAN runs" not in text
 
 
-def test_a_search_by_time_is_led_by_an_index(big: sqlite3.Connection) -> None:
-    sql = "SELECT 1 FROM runs INDEXED BY runs_created WHERE created_at >= ? AND number < ? LIMIT 1"
-    assert "COVERING INDEX runs_created (created_at>?)" in plan(big, sql, [5e9, 7])
+def test_the_first_run_since_a_time_is_looked_for_page_by_page(big: sqlite3.Connection) -> None:
+    """Each page walks a part of the index of times, and knows the place when it has all."""
+    reader, since = Reader(big), WHEN.timestamp()
+    page = Page(List(id=1, since=since, run_type="rare"), EVERYTHING)
+    with patch.multiple("sfad.storage.ledger.queries", MAX_TIMES=30_000):
+        assert steps(big, lambda: reader.select(page)) < 600_000
+        assert len(list(pages(reader, page))) == 20
+        far = Page(List(id=1, since=since + 1, run_type="rare", after=""), EVERYTHING)
+        assert len(list(pages(reader, far))) == 1
+
+
+def test_a_page_is_read_by_the_index_that_leads_farthest(big: sqlite3.Connection) -> None:
+    """By its status, of all rows, it would take twenty pages."""
+    page = Page(List(id=1, status=[DONE], user="ann", group="night"), EVERYTHING)
+    assert len(list(pages(Reader(big), page))) == 1
+    rare = Page(List(id=1, labels={"even": "yes", "n": "2"}, status=[DONE]), EVERYTHING)
+    assert len(list(pages(Reader(big), rare))) == 1
 
 
 def test_a_saved_run_is_found_by_its_number(big: sqlite3.Connection) -> None:

@@ -12,6 +12,7 @@ from sfad import config as configuration
 from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.state.access import Peer
+from sfad.daemon.loop.pending_requests import PendingSpawn
 from sfad.daemon.loop.resources import EarlyEvents, Resources
 from sfad.daemon.loop.runtime import Runtime
 from sfad.durable.spool import Spool
@@ -53,7 +54,10 @@ async def shell(
         OutputFiles(directory / "output"), launcher, early_events, str(directory / "s"),
         str(directory), lambda: None, Counts(), Damages(print), everyone,
     )  # fmt: skip
-    runtime = Runtime(resources, loaded, shut_down=lambda: None, read_config=lambda: (loaded, []))
+    runtime = Runtime(
+        resources, loaded, shut_down=lambda: None,
+        read_config=lambda: (configuration.load([directory / "sfad.toml"]), []),
+    )  # fmt: skip
     early_events.pass_on(runtime.launcher_events.arrived)
     with trio.fail_after(PATIENCE):
         async with trio.open_nursery() as nursery:
@@ -106,6 +110,7 @@ async def asked(runtime: Runtime, spawn: Spawn = AGENT, peer: Peer = ANN) -> c.A
 
     prepared = Prepared.of(spawn)
     prepared.asked, prepared.program = asked_of(prepared, spawn, connection=1)
-    runtime.starting.start(prepared, runtime.starting.around(spawn, peer, None), answer)
+    around = runtime.starting.around(spawn, peer, None)
+    runtime.requests.spawn(PendingSpawn(prepared, around), answer)
     await done.wait()
     return answers[0]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from sfad.daemon.loop.connection_watch import Traffic
+from sfad.daemon.gateway.connection_watch import Traffic
 from sfad.host.callers import Opened
 
 KIB = 1 << 10

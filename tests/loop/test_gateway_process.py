@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from sfad.daemon.loop.gateway_process import GatewayProcess
+from sfad.daemon.gateway.process import GatewayProcess
 from sfad.protocol.messages import Spawn
 from tests.harness import until
 from tests.processes.fake import FakeLauncher
@@ -73,7 +73,7 @@ async def test_a_gateway_that_does_not_begin_its_work_is_ended_and_told_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one that was stopped, or imports from a file system that does not answer."""
-    monkeypatch.setattr("sfad.daemon.loop.gateway_process.BEGINNING", 0.01)
+    monkeypatch.setattr("sfad.daemon.gateway.process.BEGINNING", 0.01)
     async with shell(tmp_path, FakeLauncher) as runtime, trio.open_nursery() as nursery:
         gateway = runtime.gateways.own
         nursery.start_soon(runtime.gateways.serve)
@@ -99,7 +99,7 @@ async def test_who_asks_again_at_once_does_not_keep_a_gateway_from_its_next_star
             while True:
                 assert await runtime.gateways.start_for_run(os.getuid()).wait() is not None
 
-        monkeypatch.setattr("sfad.daemon.loop.gateway_process.start_own", start)
+        monkeypatch.setattr("sfad.processes.own_processes.OwnProcess.start", start)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(runtime.gateways.serve)
             nursery.start_soon(again)

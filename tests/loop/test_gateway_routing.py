@@ -14,6 +14,7 @@ from sfad.agents import Person
 from sfad.agents.command import Command
 from sfad.agents.setup_reader import TreeSetups, tree_setups
 from sfad.core.events import AgentProcess
+from sfad.daemon.gateway.gateways import Gateways
 from sfad.daemon.loop.gateway_routing import (
     PLACEHOLDER,
     Routed,
@@ -21,7 +22,6 @@ from sfad.daemon.loop.gateway_routing import (
     routed,
     with_objects,
 )
-from sfad.daemon.loop.gateways import Gateways
 from sfad.processes import kernel
 from tests.harness import wait_until
 from tests.processes.fake import FakeLauncher

@@ -17,15 +17,19 @@ from sfad.feature import Feature
 from sfad.protocol.errors import RequestError
 from sfad.protocol.messages import Spawn
 from sfad.protocol.requests.starting import OF_FEATURES
-from sfad.protocol.types import Isolation, Worktree
+from sfad.protocol.types import Isolation, Placing, Ship, Worktree
 from sfad.runs import decided
-from sfad.start.prepare import prepare
-from sfad.start.prepared import Prepared
-from sfad.start.surroundings import Surroundings
+from sfad.start.prepare import Memory, Way, prepare
+from sfad.start.prepared import Prepared, Surroundings
 
 ENDING = Feature(decides={"on_end": str}, part="part")
 NONE = cast(Heart, None)
-ASKED = {"on_end": "true", "isolation": Isolation(), "worktree": Worktree()}
+ASKED = {
+    "on_end": "true",
+    "isolation": Isolation(),
+    "worktree": Worktree(),
+    "ship": Ship(directory=b"/", archive="a" * 32, size=1),
+}
 
 
 class Ended(decided.Parts):
@@ -82,6 +86,8 @@ def test_what_only_an_absent_feature_could_do_is_refused() -> None:
     for asked in OF_FEATURES:
         with pytest.raises(RequestError, match=f"no feature that carries out '{asked}'"):
             check(Parts({}, NONE), **{asked: ASKED[asked]})
+    with pytest.raises(RequestError, match="no feature that carries out 'placing'"):
+        check(Parts({}, NONE), placing=Placing())
     check(Parts({}, NONE))
 
 
@@ -134,5 +140,6 @@ async def test_what_was_waited_for_may_have_changed_what_is_checked(
     def check(p: Prepared, _around: Surroundings) -> None:
         checked.append(p)
 
-    p = await prepare(around(), (), (check,), last)
+    way = Way(lambda _around: None, (), (check,), last)
+    p = await prepare(around(), way, Memory(lambda _peer: None))
     assert checked == [p] * times

@@ -462,7 +462,7 @@ async def test_a_trampoline_that_was_not_saved_executes_nothing(
 
 async def test_a_cgroup_without_a_process_is_removed_on_release(instance: str) -> None:
     async with rigged("cgroup", instance=instance) as rig:
-        cell = f"{rig.launcher.detail}/a1/self"
+        cell = f"{rig.launcher.detail}/a1"
         os.makedirs(cell)
         # as a child has it before it executes its trampoline
         door = os.open(f"{cell}/cgroup.procs", os.O_WRONLY)

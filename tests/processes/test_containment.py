@@ -22,8 +22,9 @@ import trio
 from sfad.core.events import Emptied, Frozen, LaunchSucceeded, MainExited, Surveyed
 from sfad.core.state.run import run_id
 from sfad.processes import kernel
-from sfad.processes.contain.cgroup import cgroupfs
+from sfad.processes.contain.cgroup import cgroupfs, making
 from sfad.processes.contain.cgroup.cgroupfs import RunCgroups
+from sfad.processes.contain.cgroup.controllers import move
 from sfad.processes.contain.tags import Census, TagsMembership
 from sfad.processes.launcher import CgroupImpossible
 from sfad.processes.local_launcher import choose_launcher
@@ -366,6 +367,26 @@ async def test_another_attempt_in_the_same_containment(rig: Rig) -> None:
     rig.launcher.release("a1")
 
 
+async def test_each_attempt_is_known_by_its_cgroup_which_goes_with_the_run(rig: Rig) -> None:
+    run = f"{rig.cgroups.detail}/a1"
+    for home in (run, f"{run}/self", f"{run}/self"):
+        mark = len(rig.events)
+        rig.launch("a1", "sleep", "1000")
+        pid = (await rig.wait(LaunchSucceeded, "a1", after=mark)).pid
+        assert inside(home) == [pid]
+        # as the kernel names the caller of the gateway
+        assert rig.launcher.run_of_cgroup(cgroup_inode(home)) == "a1"
+        assert rig.launcher.run_of_cgroup(1) is None
+        rig.launcher.kill("a1")
+        await rig.wait(Emptied, "a1", after=mark)
+    rig.launcher.release("a1")
+    await until(lambda: not os.path.exists(run), "its cgroups are gone")
+
+
+def cgroup_inode(directory: str) -> int:
+    return os.stat(directory).st_ino
+
+
 async def test_place(rig: Rig) -> None:
     rig.launch("a1", "sleep", "1001")
     rig.launch("a2", "env", "-i", "setsid", "--fork", "sleep", "1002", parent="a1")
@@ -398,7 +419,7 @@ async def test_cgroups_that_the_agent_made(rig: Rig) -> None:
     assert rig.cgroups
     rig.launch("a1", "sleep", "1000")
     pid = (await rig.wait(LaunchSucceeded, "a1")).pid
-    inner = f"{launcher.detail}/a1/self/made/deeper"
+    inner = f"{launcher.detail}/a1/made/deeper"
     os.makedirs(inner)
     cgroupfs.write(f"{inner}/cgroup.procs", str(pid).encode())
     pidfd = os.pidfd_open(pid)
@@ -407,6 +428,65 @@ async def test_cgroups_that_the_agent_made(rig: Rig) -> None:
     assert processes(rig, "a1") == 1
     await rig.stop("a1", number=signal.SIGTERM)
     await until(lambda: not os.path.exists(f"{launcher.detail}/a1"), "its cgroups are gone")
+
+
+def inside(directory: str) -> list[int]:
+    return list(cgroupfs.pids(directory))
+
+
+async def test_a_run_and_its_child_run_have_one_cgroup_each(rig: Rig) -> None:
+    base = rig.cgroups.detail
+    rig.launch("a1", "sleep", "1000")
+    rig.launch("a2", "sleep", "1000", parent="a1")
+    mains = [(await rig.wait(LaunchSucceeded, run)).pid for run in ("a1", "a2")]
+    assert [inside(f"{base}/a1"), inside(f"{base}/a1/a2")] == [[mains[0]], [mains[1]]]
+    assert cgroupfs.inner(f"{base}/a1") == [f"{base}/a1/a2"]
+    await rig.stop("a2", "a1")
+
+
+async def test_a_tree_that_forks_without_pause_is_moved_whole(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frozen: list[bytes] = []
+
+    def watched(source: str, target: str) -> None:
+        frozen.append(cgroupfs.read(f"{source}/cgroup.freeze"))
+        move(source, target)
+
+    # most such trees would be caught unfrozen, too
+    monkeypatch.setattr(making, "move", watched)
+    run = f"{rig.cgroups.detail}/a1"
+    main = await ready(rig, "a1", programs.HOPPERS, "8", tmp_path=tmp_path)
+    for _ in range(2):  # nothing is left to be moved the second time
+        rig.cgroups.maker.vacate(rig.launched("a1"))
+        assert inside(run) == []
+    moved = set(inside(f"{run}/self"))
+    assert main in moved
+    assert frozen == [b"1\n"]
+    assert cgroupfs.read(f"{run}/cgroup.freeze") == b"0\n"
+    await until(lambda: len(moved - set(inside(f"{run}/self"))) >= 8, "they fork on")
+    assert inside(run) == []
+    pidfd = os.pidfd_open(main)
+    assert rig.launcher.run_of(main, pidfd) == rig.launcher.run_of(main, None) == "a1"
+    os.close(pidfd)
+    await rig.stop("a1")
+    await until(lambda: not os.path.exists(run), "its cgroups are gone")
+
+
+async def test_a_paused_tree_that_is_moved_stays_paused(rig: Rig, tmp_path: Path) -> None:
+    run, output = f"{rig.cgroups.detail}/a1", tmp_path / "count"
+    rig.python("a1", programs.COUNTER, str(output))
+    await until(lambda: output.exists() and output.stat().st_size > 0, "it counts")
+    rig.launcher.freeze("a1")
+    await rig.wait(Frozen, "a1")
+    size = output.stat().st_size
+    rig.cgroups.maker.vacate(rig.launched("a1"))
+    assert inside(run) == [] != inside(f"{run}/self")
+    assert b"frozen 1" in cgroupfs.read(f"{run}/cgroup.events")
+    assert output.stat().st_size == size
+    rig.launcher.thaw("a1")
+    await until(lambda: output.stat().st_size > size, "it counts on")
+    await rig.stop("a1")
 
 
 async def test_stopping_two_hundred_processes_is_quick(rig: Rig, tmp_path: Path) -> None:
@@ -426,21 +506,19 @@ async def test_the_limit_of_message_queues_is_the_daemons_own_again(rig: Rig) ->
     rig.launcher.release("a1")
 
 
-@pytest.mark.parametrize(
-    "names",
-    [[], ["self"], ["self", "self/mine"], ["self", "b2", "b2/self"], ["b2"], ["b2", "b2/self"]],
-)
+@pytest.mark.parametrize("names", [[], ["self"], ["self", "self/mine", "b2", "b2/self", "b2/c3"]])
 @pytest.mark.skipif(
     not Path("/dev/shm").is_dir(), reason="a file system whose links count directories"
 )
-def test_each_cgroup_is_found_whichever_is_usual(names: list[str]) -> None:
+def test_each_cgroup_is_found_but_those_of_other_runs(names: list[str]) -> None:
     with tempfile.TemporaryDirectory(dir=surroundings.in_memory()) as top:
         for name in names:
             os.mkdir(f"{top}/{name}")
-        assert sorted(cgroupfs.nested(top, "self")) == sorted(
-            [top, *(f"{top}/{name}" for name in names)]
+        assert sorted(cgroupfs.nested(top)) == sorted([top, *(f"{top}/{name}" for name in names)])
+        own = [name for name in names if not name.startswith("b2")]
+        assert sorted(cgroupfs.nested(top, {f"{top}/b2"})) == sorted(
+            [top, *(f"{top}/{name}" for name in own)]
         )
-        assert sorted(cgroupfs.nested(top)) == sorted(cgroupfs.nested(top, "self"))
 
 
 def test_without_cgroups_only_a_daemon_that_may_choose_has_tags(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import select
 import signal
 import subprocess
 import sys
@@ -31,7 +32,7 @@ from sfad.processes import kernel
 from sfad.processes.contain.cgroup import cgroupfs
 from sfad.processes.contain.tags import Census
 from sfad.processes.trampoline.creating import ProcessCreator
-from sfad.processes.watch import Reactor
+from sfad.processes.watch import ONCE, Reactor
 from tests.harness import until
 from tests.processes import programs
 from tests.processes.rig import Rig
@@ -288,7 +289,15 @@ async def test_a_storm_of_child_signals(rig: Rig, monkeypatch: pytest.MonkeyPatc
     rig.launcher.release("a1")
 
 
-async def test_a_call_that_fails_is_made_again_without_spinning() -> None:
+@pytest.mark.parametrize("events", [select.EPOLLIN, ONCE])
+@pytest.mark.parametrize(
+    ("number", "failed"),
+    # without a descriptor it is made again at once, with those that are kept back
+    [(errno.ENOMEM, 2), (errno.EMFILE, 1)],
+)
+async def test_a_call_that_fails_is_made_again_without_spinning(
+    number: int, failed: int, events: int
+) -> None:
     failures: list[Exception] = []
     calls = 0
     done = trio.Event()
@@ -297,22 +306,48 @@ async def test_a_call_that_fails_is_made_again_without_spinning() -> None:
         nonlocal calls
         calls += 1
         if calls < 3:
-            raise OSError(24, "Too many open files")
+            raise OSError(number, os.strerror(number))
         reactor.discard(near)
         done.set()
 
     reactor = Reactor(failures.append)
     near, far = os.pipe()
     os.close(far)  # it stays ready
-    reactor.add(near, fail_twice)
+    reactor.add(near, fail_twice, events)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(reactor.run)
         with trio.fail_after(60):
             await done.wait()
         nursery.cancel_scope.cancel()
-    assert (calls, len(failures)) == (3, 2)
+    assert (calls, len(failures)) == (3, failed)
     reactor.close()
     os.close(near)
+
+
+async def test_a_call_is_made_until_it_discards_its_descriptor() -> None:
+    """Also if the descriptor was to be reported once."""
+    done, content = trio.Event(), b""
+
+    def take() -> None:
+        nonlocal content
+        content += os.read(near, 1)
+        if content == b"abc":
+            reactor.discard(near)
+            os.close(near)
+            done.set()
+
+    reactor = Reactor()
+    near, far = os.pipe()
+    os.write(far, b"abc")
+    reactor.add(near, take, ONCE)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(reactor.run)
+        with trio.fail_after(60):
+            await done.wait()
+        nursery.cancel_scope.cancel()
+    assert content == b"abc"
+    reactor.close()
+    os.close(far)
 
 
 async def test_a_stop_does_not_reach_the_next_attempt(rig: Rig, tmp_path: Path) -> None:
@@ -352,7 +387,7 @@ async def test_a_process_that_moved_itself_out_is_in_the_run_of_its_parent(rig: 
     rig.launch("a1", "sh", "-c", "env -i sleep 4321; true")
     pid = await sleeper("4321")
     outside = os.fsdecode(os.fsencode(launcher.detail) + b"-out-\xff")
-    inside = os.fsdecode(os.fsencode(f"{launcher.detail}/a1/self/") + b"\xff")
+    inside = os.fsdecode(os.fsencode(f"{launcher.detail}/a1/") + b"\xff")
     unknown = os.fsdecode(os.fsencode(f"{launcher.detail}/") + b"\xff")
     pidfd = os.pidfd_open(pid)
     for directory in (outside, inside, outside):

@@ -100,7 +100,7 @@ def test_a_sweep_spares_cgroups_of_an_agent_and_removes_empty_ones_of_other_runs
     instance = secrets.token_hex(6)
     record = dead("cgroup", instance, ("a1", None, ["sleep", "1000"]))
     base = locate(instance).directory
-    made = [f"{base}/a1/self/a7", f"{base}/a1/mine"]
+    made = [f"{base}/a1/a7", f"{base}/a1/mine", f"{base}/a1/self", f"{base}/a1/self/a8"]
     others = [
         f"{base}/a2",
         f"{base}/a2/self",

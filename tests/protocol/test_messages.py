@@ -13,6 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sfad.features.advice.messages import Advice, Recommend, Recommended
+from sfad.features.fleet.messages import (
+    FetchFiles,
+    FilesKept,
+    FilesPacked,
+    FilesPart,
+    GetFiles,
+    PutFiles,
+)
 from sfad.protocol import messages as m
 from sfad.protocol.encoding import request_id, to_json
 from sfad.protocol.framing import HEADER, BadMessage, FrameDecoder
@@ -101,8 +109,8 @@ REQUESTS: list[m.Request] = [
     m.UnaskedRequest(id=32, run="a1", time=1.5, number=4, upstream="u", path="/v1/embeddings",
                      status=200, seconds=0.5),
     m.Summarise(id=26, since=1.5, by="label", labels={"a": ["b", "c"], "d": "e"}),
-    m.PutFiles(id=35, archive="a" * 32, size=7, offset=3, data=b"\xff", last=True),
-    m.FetchFiles(id=36, run="a1", patch=True), m.GetFiles(id=37, run="a1", name="b" * 32, offset=5),
+    PutFiles(id=35, archive="a" * 32, size=7, offset=3, data=b"\xff", last=True),
+    FetchFiles(id=36, run="a1", patch=True), GetFiles(id=37, run="a1", name="b" * 32, offset=5),
 ]  # fmt: skip
 
 REPLIES: list[m.Reply] = [
@@ -116,8 +124,8 @@ REPLIES: list[m.Reply] = [
     m.Recalled(id=6, run="a1",
                request=m.Spawn(id=0, argv=[b"x"], cwd=b"/", env=[],
                                after=[After(run="a2", ok=True)], group="gpu")),
-    m.FilesKept(id=35, offset=4, whole=True), m.FilesPart(id=37, data=b"\xff"),
-    m.FilesPacked(id=36, name="b" * 32, size=9, directory=b"/\xff", node="n1", asked="n2"),
+    FilesKept(id=35, offset=4, whole=True), FilesPart(id=37, data=b"\xff"),
+    FilesPacked(id=36, name="b" * 32, size=9, directory=b"/\xff", node="n1", asked="n2"),
     m.LogFiles(id=6, run="a1", ended=True), m.LogFiles(id=6, run="a1", ended=True, text=True),
     m.TextPart(id=15, run="a1", text=b"\xff", cursor=b"\0", tools=["Bash: ls"], notes=["n"],
                more=True, ended=True),

@@ -177,7 +177,7 @@ class _Server(ThreadingMixIn, HTTPServer):
         """Print nothing when an agent is stopped in the middle of an answer."""
 
 
-class _Handler(BaseHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler):
     """HTTP/1.0: a connection an answer, so that no thread waits for what an agent might ask
     next."""
 
@@ -277,7 +277,7 @@ def serving(
     talks = {
         name: Talk(_DIALECTS[name], iter(script), _PRICES[name]) for name, script in scripts.items()
     }
-    server = _Server(address, _Handler)
+    server = _Server(address, Handler)
     server.talks, server.released, server.seen = talks, threading.Event(), []
     if tls is not None:
         server.socket = tls.wrap_socket(server.socket, server_side=True)

@@ -148,3 +148,18 @@ def test_a_program_that_saves_no_session_is_seen_by_what_its_connection_carries(
     assert run["status"] == "failed"
     assert "it calls its model around the gateway" in run["reason"]["message"]
     assert len(at.talk(OPENCODE).bills) <= 2, "the first call and that for its title"
+
+
+def test_so_is_one_whose_reply_is_over_at_once(
+    desk: MakeDesk, containment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Providers keep a connection for the next call, and the command that the model wants to have
+    executed takes a while."""
+    monkeypatch.setattr("tests.real_agents.model.Handler.protocol_version", "HTTP/1.1")
+    at = desk(config=CONFIG, mode=containment, opencode=repeat(Shell("sleep 20")))
+    command = script(at, HOW["exec"].format(cleared(at, OPENCODE.as_text)))
+    at.sfactl("run", "--limit", f"cost={LIMIT}", "--timeout", "2m", *command)
+    (run,) = at.listed()
+    assert run["status"] == "failed"
+    assert "on which" in run["reason"]["message"], run["reason"]
+    assert len(at.talk(OPENCODE).requests) == 1

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sfad import shipping
-from sfad.shipping import ShippingError, Tree, why_leaves
+from sfad.features.fleet.files import packing as shipping
+from sfad.features.fleet.files.packing import ShippingError, Tree, why_leaves
 from tests import surroundings
 from tests.tiers import examples
 

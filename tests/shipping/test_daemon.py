@@ -20,6 +20,7 @@ from sfactl.commands import fetch, spawn
 from sfactl.connecting.connection import Client
 from sfactl.exits import Quit
 from sfactl.options.spawn import SpawnOptions
+from sfad.features.fleet.messages import FLEET_VERSION, FleetPush, FleetTold, ServeFleet
 from sfad.protocol import messages as m
 from sfad.protocol.types import Status
 from tests.harness import Daemon, running, wait_until
@@ -42,7 +43,7 @@ class Actor:
 
     def __init__(self, daemon: Daemon) -> None:
         self._client = daemon.client()
-        self._client.send(m.ServeFleet(id=0, node="n1", version=m.FLEET_VERSION))
+        self._client.send(ServeFleet(id=0, node="n1", version=FLEET_VERSION))
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
 
@@ -50,8 +51,8 @@ class Actor:
         with suppress(Quit, OSError):
             while True:
                 for answer in self._client.arrived():
-                    if isinstance(answer.reply, m.FleetPush) and answer.reply.what == "place":
-                        self._client.send(m.FleetTold(id=0, run=answer.reply.run, node="n1"))
+                    if isinstance(answer.reply, FleetPush) and answer.reply.what == "place":
+                        self._client.send(FleetTold(id=0, run=answer.reply.run, node="n1"))
                     for descriptor in answer.descriptors:
                         os.close(descriptor)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sfactl.worktrees.landing import led
-from sfad import shipping
+from sfad.features.fleet.files import packing as shipping
 from sfad.features.worktrees.record import Record
 from sfad.git.commands import SETTINGS
 

@@ -8,12 +8,12 @@ from typing import Any, cast
 
 import pytest
 
-from sfad.daemon.loop.shipping import Shipping
-from sfad.protocol.messages import Error, FilesKept, PutFiles
+from sfad.features.fleet.files.kept import ShippedFiles, ShipRefused
+from sfad.features.fleet.files.sending import Shipping
+from sfad.features.fleet.messages import PIECE, FilesKept, PutFiles
+from sfad.protocol.messages import Error
 from sfad.protocol.requests.base import Reply, Request
-from sfad.protocol.requests.shipping import PIECE
 from sfad.protocol.types import ErrorCode, Ship
-from sfad.storage.shipped import ShippedFiles, ShipRefused
 
 A = "a" * 32
 SHIP = Ship(directory=b"/src", archive=A, size=7)

@@ -9,9 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from sfad.protocol.requests.shipping import PIECE
+from sfad.features.fleet.files.kept import (
+    MOST_UNCLAIMED,
+    STAYS_FREE,
+    UNCLAIMED,
+    ShippedFiles,
+    ShipRefused,
+)
+from sfad.features.fleet.messages import PIECE
 from sfad.protocol.types import Ship
-from sfad.storage.shipped import MOST_UNCLAIMED, STAYS_FREE, UNCLAIMED, ShippedFiles, ShipRefused
 
 UID = os.getuid()
 A, B = "a" * 32, "b" * 32

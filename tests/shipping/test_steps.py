@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from sfad import shipping
+from sfad.features.fleet.files import packing as shipping
+from sfad.features.fleet.files.steps import pack_words, step_words
 from sfad.processes.helper import ANSWER, completed
-from sfad.processes.shipping import pack_words, step_words
 
 from .test_archives import BEFORE, content_of, fill, packed, repository, work
 

@@ -143,6 +143,25 @@ def test_memory_and_processes_are_bounded_by_the_kernel() -> None:
     assert 10 <= int(said.split()[-1]) < 20
 
 
+def test_a_child_run_is_bounded_below_a_parent_that_has_started() -> None:
+    """The parent's processes move into a cgroup of their own, so that its cgroup can enable a
+    controller for the child."""
+    script = f'{SFACTL} spawn --name child --limit pids=20 -- {sys.executable} -c "$1"; sleep 600'
+    run(SFACTL, "spawn", "--name", "parent", "--", "sh", "-c", script, "sh", FORKER, uid=ANN)
+    until(
+        lambda: "unavailable" in run(SFACTL, "logs", "child", uid=ANN, code=None),
+        "the kernel refuses a process",
+    )
+    said = run(SFACTL, "logs", "child", uid=ANN)
+    assert said.startswith("pids.max 20\n")
+    assert 10 <= int(said.split()[-1]) < 20
+    parent = info("parent", ANN)
+    assert Path(f"/proc/{parent['pid']}/cgroup").read_text().endswith(f"/{parent['id']}/self\n")
+    assert Path(f"/proc/{parent['pid']}/stat").read_text().split()[2] == "S"
+    run(SFACTL, "stop", "parent", uid=ANN, code=None)
+    until(lambda: not {"parent", "child"} & set(runs(ANN)), "both are stopped")
+
+
 def test_two_users_on_one_daemon() -> None:
     for uid in (ANN, BEN):
         run(

@@ -1,7 +1,7 @@
 from typing import Annotated
 
+from sfad.features.fleet.messages import DrainNode
 from sfad.protocol.requests.base import Done
-from sfad.protocol.requests.fleet import DrainNode
 
 from ... import output
 from ...connecting.connection import call

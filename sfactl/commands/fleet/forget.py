@@ -1,6 +1,6 @@
 from typing import Annotated
 
-from sfad.protocol.requests.fleet import ForgetNode, Forgotten
+from sfad.features.fleet.messages import ForgetNode, Forgotten
 from sfad.protocol.units import counted
 
 from ... import output

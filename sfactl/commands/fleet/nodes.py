@@ -1,6 +1,6 @@
 from collections.abc import Callable
 
-from sfad.protocol.requests.fleet import FleetNode, FleetState, FleetStatus
+from sfad.features.fleet.messages import FleetNode, FleetState, FleetStatus
 
 from ... import output
 from ...connecting.connection import call

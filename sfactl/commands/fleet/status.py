@@ -1,4 +1,4 @@
-from sfad.protocol.requests.fleet import FleetState, FleetStatus
+from sfad.features.fleet.messages import FleetState, FleetStatus
 from sfad.protocol.units import counted, format_elapsed
 
 from ... import output

@@ -13,13 +13,10 @@ from .. import commands as c
 from .. import events as e
 from ..barring import Bar
 from ..context import Context
-from ..life.giving import share_out
 from ..life.lifecycle import Lifecycle
 from ..life.spending import Spending
 from ..life.stopping import Stopping
-from ..life.taking import Taking
 from ..limits.enforcement import LimitEnforcement
-from ..state.account import NOTHING
 from ..state.holds import why_queued
 from ..state.limits import (
     PROFILED,
@@ -33,11 +30,10 @@ from ..state.limits import (
 from ..state.naming import AGENT_COMMANDS, program_name
 from ..state.policy import Invalid
 from ..state.quotas import HOUR, QuotaUse, SlidingRate
-from ..state.request import Asked
 from ..state.run import Ending, Run
 from ..state.vocabulary import ReasonKind
 from .candidate import candidate, limits_for
-from .guard import MayStart, Question, first_refusal, unenforced
+from .guard import MayStart, Question, first_refusal
 
 # ---- Runs that start when others have ended (`spawn --after`): whom each still waits for, and what
 # an end means for them
@@ -244,13 +240,11 @@ class Admission:
         spending: Spending,
         widening: Widening,
         awaiting: Awaiting,
-        taking: Taking,
         next_number: int,
         may_start: Sequence[MayStart] = (),
     ) -> None:
         """`may_start`: rules of features."""
         self._ctx = context
-        self._taking = taking
         self._awaiting = awaiting
         self._widening = widening
         self._lifecycle = lifecycle
@@ -303,7 +297,7 @@ class Admission:
             if run.asked.placing is not None:
                 if self._ctx.purses.postpones(run, ev):
                     return
-                share_out(run, self._ctx.policy.lease)
+                self._ctx.elsewhere.share_out(run)
                 self._ctx.purses.share_out(run)
             awaits = self._awaiting.awaited_by(run, ev.ended) if ev.asked.queueing.after else ()
         except Invalid as invalid:
@@ -426,36 +420,6 @@ class Admission:
         self._ctx.publish(EventType.RUN_REJECTED, run, refusal.detail)
         self._ctx.reply(ev.token, c.SpawnRefused(refusal, run.id))
 
-    def placed_here(self, run: Run, asked: Asked, at: float) -> None:
-        """Launch a run that was to be placed as one of this node, with the limits that such a run
-        has, or end it if nothing would enforce them."""
-        if run.remote is None or run.status is not Status.QUEUED:
-            return
-        # in its own tree, what it uses counts as it uses it
-        self._spending.settle_grant(run, NOTHING, 0)
-        run.remote = None
-        run.replace_request(
-            replace(
-                asked,
-                placing=run.asked.placing,
-                identity=replace(asked.identity, labels=run.asked.identity.labels),
-            )
-        )
-        try:
-            run.limits = limits_for(run.asked, run.parent, self._ctx.policy, run.birth.uid)
-            found = unenforced(run)
-            why = found[0] if found is not None else None
-        except Invalid as invalid:
-            why = str(invalid)
-        if why is not None:
-            self._lifecycle.decide_end(
-                run, at, Ending(Status.FAILED, Reason(kind=ReasonKind.FLEET, message=why))
-            )
-            self._lifecycle.finish(run, at)
-            return
-        self._ctx.changed(run)
-        self._lifecycle.launch(run)
-
     def _admit(self, run: Run, awaits: tuple[After, ...], at: float) -> None:
         agent = run.asked.sources.agent_program
         if (
@@ -469,11 +433,9 @@ class Admission:
         self.admitted += 1
         self._ctx.tree.add(run)
         self._changed_above(run)
-        if run.remote is not None:
-            self._spending.grant(run)
-        if run.lease is not None:
-            self._taking.expect(run)
-        elif run.parent is None:
+        if run.remote is not None or run.lease is not None:
+            self._ctx.elsewhere.admitted(run)
+        if run.lease is None and run.parent is None:
             self._rate(run.user).take(run.birth.created_at)
         if awaits:
             run.awaits = awaits

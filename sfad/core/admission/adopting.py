@@ -13,12 +13,10 @@ from .. import commands as c
 from .. import events as e
 from ..context import Context
 from ..life.attempts import AttemptTracker
-from ..life.giving import Giving
 from ..life.lifecycle import Lifecycle
 from ..life.pausing import Pausing
 from ..life.spending import Spending
 from ..life.stopping import GONE, Stopping, StopRequests
-from ..life.taking import Taking
 from ..limits.enforcement import LimitHolds
 from ..state.run import Ending, Run
 from ..state.tree import Remembered
@@ -37,8 +35,6 @@ class Adopting:
     _attempts: AttemptTracker
     _limit_holds: LimitHolds
     _admission: Admission
-    _giving: Giving
-    _taking: Taking
 
     def runs_adopted(self, ev: e.RunsAdopted, learn: Callable[[e.Event], None]) -> None:
         """Continue with these runs. `learn` handles an event within this one."""
@@ -78,10 +74,11 @@ class Adopting:
         run = one.run
         self._limit_holds.hold_again(run, at)
         if run.remote is not None:
-            if not self._giving.adopt(one, at):
+            if not self._ctx.elsewhere.adopt(one, at):
                 self._never_launched(run, why, at)
             return
-        self._taking.expect(run)
+        if run.lease is not None:
+            self._ctx.elsewhere.expect(run)
         if run.status is not Status.STOPPING:
             self._attempts.await_exit(run, at)
         match run.status:

@@ -6,6 +6,4 @@
                  that were lost
 `pausing`        pause and resume
 `attempts`       what the launcher tells of an attempt, and what its agent prints
-`giving`         runs that execute on another node: their share of the tree, their lease, their end
-`taking`         runs that another node has granted
 """

@@ -22,7 +22,6 @@ from ...protocol.types import (
 from ...protocol.units import counted
 from .. import commands as c
 from ..context import Context
-from ..state.account import NOTHING
 from ..state.run import Attempt, Ending, FailedBelow, Run, Rung
 from ..state.vocabulary import BY_AGENT, BY_BOUND, ReasonKind, Timer
 from ..watching import Watching
@@ -159,7 +158,7 @@ class Lifecycle:
         its admission."""
         assert run.ending is not None
         if run.remote is not None and not run.attempt:
-            self._spending.settle_grant(run, NOTHING, 0)  # it was never sent
+            self._ctx.elsewhere.never_sent(run)
         self._spending.close(run)
         run.move(run.ending.outcome)
         run.ended_at = at

@@ -184,35 +184,6 @@ class Spending:
             change += self._count_once(prints, after.tokens - before.tokens)
         return change
 
-    def grant(self, run: Run) -> None:
-        """Count the share of a run that is to execute on another node as used."""
-        assert run.remote is not None
-        cost, tokens = (run.limits.get(kind) for kind in (LimitKind.COST, LimitKind.TOKENS))
-        share = OpenReservation(
-            model="",
-            input_tokens=int(tokens.threshold) if tokens is not None else 0,
-            output_tokens=0,
-            cost=int(cost.threshold) if cost is not None else None,
-            role=None,
-        )
-        run.remote.reservation = self.reserve(run, share)
-
-    def settle_grant(self, run: Run, used: Use, admitted: int) -> None:
-        """Give back what a run has not used that has ended on another node, or was never sent
-        there."""
-        remote = run.remote
-        assert remote is not None
-        if remote.refunded or remote.reservation is None:
-            return
-        remote.refunded = True
-        self.add_use(run, used, settled=remote.reservation)
-        self._ctx.purses.changed = True
-        run.admitted = admitted
-        for above in run.ancestors:
-            above.admitted -= remote.descendants - admitted
-            self._ctx.changed(above)
-        remote.descendants = admitted
-
     def close(self, run: Run) -> None:
         """Charge an ending run in full for what it has reserved."""
         account = run.account

@@ -57,7 +57,8 @@ def words_of(run: Run, crossing: Crossing, refused: float | None) -> str:
     bound = f"its {kind} limit is {bare(kind, crossing.active.threshold)}, set by {limit.source}"
     if refused is not None and crossing.exceeded:
         so_far = bare(kind, used - refused)
-        return f"was refused {amount(kind, refused)} on top of {so_far}{held}; {bound}"
+        asked = f"asked for {amount(kind, refused)} on top of {so_far} that it has used"
+        return f"{asked}{held}; {bound}"
     whose = (
         " with its descendants"
         if KINDS[kind].scope == "tree" and run.account.below.get(kind)

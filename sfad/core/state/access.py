@@ -41,7 +41,6 @@ _ONE = Access()
 _MANY = Access(scope="many")
 _NO_RUN = Access(scope="none")
 _FOR_PEOPLE = Access(inside=False, narrowed_by=None)
-_OF_FLEET = Access("admin", inside=False, narrowed_by=None, scope="none")
 _FOR_GATEWAY = Access("gateway", inside=False, narrowed_by=None)
 
 TABLE: Mapping[str, Access] = MappingProxyType({
@@ -52,25 +51,17 @@ TABLE: Mapping[str, Access] = MappingProxyType({
     # it tells of keys' places, and of other users' budgets
     "config": Access("admin", scope="none"),
     "deny": _FOR_PEOPLE,
-    "drain_node": _OF_FLEET,
     "end_call": _FOR_GATEWAY,
     "events": _MANY,
-    "fetch_files": Access(narrowed_by="logs", said="'fetch'"),
-    "fleet_status": _OF_FLEET,
-    "fleet_told": _OF_FLEET,
-    "forget_node": _OF_FLEET,
-    "get_files": Access(narrowed_by="logs", said="'fetch'"),
     "hello": Access(narrowed_by=None, scope="none"),
     "info": _ONE,
     "limit": _ONE,
     "list": _MANY,
     "logs": _ONE,
-    "over_fleet": _OF_FLEET,
     "pause": _ONE,
     "find_caller": Access("gateway", inside=False, narrowed_by=None, scope="none"),
     "plans": _MANY,
     "prune": Access(inside=False, narrowed_by=None, scope="many"),
-    "put_files": Access(leaf=False, narrowed_by="spawn", scope="none"),
     "read_output": Access(narrowed_by="logs", said="'logs'"),
     "recall": Access(narrowed_by="info", said="'rerun' or 'continue'"),
     "reload": Access("admin", inside=False, narrowed_by=None, scope="none"),
@@ -82,11 +73,9 @@ TABLE: Mapping[str, Access] = MappingProxyType({
     # it asks for the verb that it selects runs for
     "select": Access(narrowed_by=None, scope="many"),
     "send": _ONE,
-    "serve_fleet": _OF_FLEET,
     "serve_gateway": Access("gateway", inside=False, narrowed_by=None, scope="none"),
     "session_rights": Access(narrowed_by=None, scope="none"),
     "settle": _ONE,
-    "share_plans": _OF_FLEET,
     "signal": _ONE,
     "silent_call": _FOR_GATEWAY,
     "spawn": Access(leaf=False, scope="none"),
@@ -94,7 +83,6 @@ TABLE: Mapping[str, Access] = MappingProxyType({
     "status": _MANY,
     "stop": _MANY,
     "summary": _MANY,
-    "tend": _OF_FLEET,
     "text": Access(narrowed_by="logs", said="'logs'"),
     "transcript": Access(narrowed_by="logs", said="'session log'"),
     "unasked_request": _FOR_GATEWAY,

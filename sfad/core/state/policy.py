@@ -153,8 +153,6 @@ class Policy:
     access: AccessRules = OPERATOR_ONLY
     retry_delay: float = 1.0
     retry_delay_max: float = 60.0
-    lease: float = 60.0
-    """Of what is granted to other nodes."""
     sections: Mapping[str, object] = field(default_factory=dict)
     """The sections of the config that features have declared, by their keys."""
     files: Mapping[str, str] = field(default_factory=dict)

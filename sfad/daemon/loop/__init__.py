@@ -17,23 +17,14 @@ metering ───────────────────────�
 `seam`             where features take part in a daemon
 `status_text`      the line that `systemctl status` shows
 `starting`         prepares requests, step by step, and asks the core for their runs
-`launching`        launches the attempts of runs
-`environment`      the environment of a run
+`launching`        launches the attempts of runs, each with its environment
 `saving`           journal and ledger follow the core; waiting clients are told of ends
 `storage_watch`    watches over the state directory and its disk
 `announcing`       events: numbered, saved, logged, pushed to those that follow them, as are runs
                    that have changed
-`gateway_process`  starts and watches a gateway
-`gateways`         the gateways of all users, and which of them leads where
-`connection_watch` model calls that a run makes itself, past the gateways
-`fleet`            this daemon as a node of a fleet: ways to other nodes, runs that execute there
 `keeper`           the node of a fleet that the others ask where something is shared by all
-`fleet_process`    starts what makes this node's actor
-`granted`          requests of other nodes about runs that they have granted to this one
 `own_servers`      sees work that programs hand to servers of their own outside of their runs
 `gateway_routing`  what the commands and environments of runs say of the gateway
-`shipping`         files that are sent with runs: archives, the copy in which a run works, what it
-                   has changed there
 `resources`        what a daemon opens before its loop begins, and what the launcher tells until
                    then
 """

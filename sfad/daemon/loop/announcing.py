@@ -37,26 +37,25 @@ class EventFeed:
     def __init__(self, ledger: Ledger, uid_of: Callable[[RunId], int | None]) -> None:
         self._ledger = ledger
         self._uid_of = uid_of
-        self._followers: dict[Follower, Callable[[], Scope]] = {}
+        self.followers: dict[Follower, Callable[[], Scope]] = {}
+        """With what they may see. While there are none, `published` need not be called."""
         self._unrecorded: deque[tuple[Event, int | None, tuple[RunId, ...]]] = deque()
 
     def follow(self, scope: Callable[[], Scope], follower: Follower) -> Callable[[], None]:
         """Call `follower` with each event in the scope from now on. The scope is asked for each: a
         reload may change who is in the admin group. Return how to stop it."""
-        self._followers[follower] = scope
+        self.followers[follower] = scope
         self._ledger.tell_of_events(self._recorded)
 
         def forget() -> None:
-            self._followers.pop(follower, None)
-            if not self._followers:
+            self.followers.pop(follower, None)
+            if not self.followers:
                 self._ledger.tell_of_events(None)
                 self._unrecorded.clear()
 
         return forget
 
     def published(self, event: Event, lineage: tuple[RunId, ...]) -> None:
-        if not self._followers:
-            return
         self._unrecorded.append((event, self._uid_of(lineage[-1]) if lineage else None, lineage))
         # an operator who watches a full disk must see what happens
         if self._ledger.trouble is not None:
@@ -65,7 +64,7 @@ class EventFeed:
     def _recorded(self, number: int) -> None:
         while self._unrecorded and self._unrecorded[0][0].number <= number:
             event, uid, lineage = self._unrecorded.popleft()
-            for follower, scope in list(self._followers.items()):
+            for follower, scope in list(self.followers.items()):
                 if scope().admits(uid, lineage):
                     follower(event, lineage)
 
@@ -110,11 +109,16 @@ class Announcer:
             self._announce(event, lineage)
             return
         live = self._catalogue.live.get(lineage[-1])
-        if live is not None and live.run.asked.session is not None:
-            event = self._with_output(event, lineage[-1])
-        if event.type is EventType.RUN_STARTED and live is not None and live.run.attempt == 1:
-            self._counts.run_started(live.run.id, trio.current_time() - live.run.birth.created_at)
-        self._watchers.happened(self._announce(event, lineage), lineage)
+        if live is not None:
+            run = live.run
+            if run.asked.session is not None:
+                event = self._with_output(event, run.id)
+            began = run.started_at if run.latest.number == 1 else None
+            if event.type is EventType.RUN_STARTED and began is not None:
+                self._counts.run_started(run.id, began - run.birth.created_at)
+        event = self._announce(event, lineage)
+        if self._watchers.watched:
+            self._watchers.happened(event, lineage)
 
     def tell_milestone(self, run: RunId, text: str) -> None:
         """Announce what a live run says that it has reached, unless it says too much."""
@@ -189,16 +193,16 @@ class Announcer:
         now = wall_clock()
         event = self._ledger.record_event(msgspec.structs.replace(event, time=now))
         self._counts.published(event, now.timestamp())
-        number = self._ledger.last_event
-        if number > self._reserved:
+        if self._ledger.last_event > self._reserved:
             # events are pushed before they are on record, and the next daemon must not give their
             # numbers to others
-            self._reserved = number + RESERVED
+            self._reserved = self._ledger.last_event + RESERVED
             self._numbers.reserve_events(self._reserved)
         self._log.event(event)
         if event.type == EventType.LIMIT_EXCEEDED and lineage:
             self._log_breach(event, lineage[-1])
-        self.event_feed.published(event, lineage)
+        if self.event_feed.followers:
+            self.event_feed.published(event, lineage)
         self._happened()
         return event
 
@@ -268,7 +272,8 @@ class Load:
 class RunFeed:
     def __init__(self, catalogue: RunCatalogue, launcher: Launcher, timers: Timers) -> None:
         self._catalogue, self._launcher, self._timers = catalogue, launcher, timers
-        self._followers: dict[RunFollower, Callable[[], Scope]] = {}
+        self.followers: dict[RunFollower, Callable[[], Scope]] = {}
+        """With what they may see. While there are none, `changed` need not be called."""
         self._changed: set[RunId] = set()
         self._earliest = 0.0
         """When the next push may be."""
@@ -278,19 +283,15 @@ class RunFeed:
         """Of live runs, as followers were told last."""
         self._followed = trio.Event()
 
-    @property
-    def followed(self) -> bool:
-        return bool(self._followers)
-
     def follow(self, scope: Callable[[], Scope], follower: RunFollower) -> Callable[[], None]:
         """Call `follower` with runs in the scope that change from now on. The scope is asked for
         each push: a reload may change who is in the admin group. Return how to stop it."""
-        self._followers[follower] = scope
+        self.followers[follower] = scope
         self._followed.set()
 
         def forget() -> None:
-            self._followers.pop(follower, None)
-            if not self._followers:
+            self.followers.pop(follower, None)
+            if not self.followers:
                 self._followed = trio.Event()
                 self._timers.disarm("run feed")
                 for known in (self._changed, self._looked, self._told):
@@ -300,7 +301,7 @@ class RunFeed:
 
     def changed(self, runs: Iterable[RunId]) -> None:
         """Note that these runs are not as they were told."""
-        if not self._followers:
+        if not self.followers:
             return
         if not self._changed:
             self._timers.arm("run feed", max(self._earliest, trio.current_time()), self._push)
@@ -313,7 +314,7 @@ class RunFeed:
         changed, self._changed = sorted(self._changed), set()
         found = [self.known(run) for run in changed]
         runs = [run for run in found if run is not None]
-        for follower, scope_now in list(self._followers.items()):
+        for follower, scope_now in list(self.followers.items()):
             scope = scope_now()
             admitted = [run for run in runs if scope.admits(run.uid, run.lineage_ids)]
             if len(runs) < len(found):
@@ -347,7 +348,7 @@ class RunFeed:
                 began = trio.current_time()
                 self._look(part, began)
                 await trio.sleep(max(LOOKS / len(parts), SHARE * (trio.current_time() - began)))
-                if not self._followers:
+                if not self.followers:
                     break
 
     def _look(self, runs: list[RunId], now: float) -> None:

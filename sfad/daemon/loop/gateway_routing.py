@@ -5,14 +5,14 @@ import json
 import os
 import re
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from ...agents import claude
 from ...agents.command import Command
-from ...agents.setup_reader import Root, SetupReader, TreeSetups, unknown
+from ...agents.setup_reader import Root, SetupReader, TreeSetups
 from ...agents.setups import (
     GATEWAY,
     VARIABLES,
@@ -26,15 +26,14 @@ from ...config import UpstreamConfig
 from ...config_values import is_base_url
 from ...core.state.naming import executed_word, named_word, program_name
 from ...core.state.policy import Invalid
-from ...host.tasks import Line
+from ...host.tasks import Background, Line
 from ...protocol.errors import unavailable
 from ...protocol.known import KEYS, KNOWN_PROGRAMS
 from ...protocol.messages import Spawn
 from ...runs.live import Live
-from ...start.prepared import Prepared
-from ...start.surroundings import Surroundings
-from .gateway_process import Serving
-from .gateways import Gateways
+from ...start.prepared import Prepared, Surroundings
+from ..gateway.gateways import Gateways
+from ..gateway.process import Serving
 
 PLACEHOLDER = "the-gateway-has-the-key"
 SHORTEST = 8
@@ -359,17 +358,25 @@ def _is_agent(request: Spawn) -> bool:
     )
 
 
+@lru_cache(maxsize=1)  # starts in a shell loop have the same
+def _root(uid: int, cwd: bytes, env: tuple[bytes, ...], ports: frozenset[int]) -> Root:
+    """Return whose root it is, and where it starts. An address of a gateway in its environment was
+    inherited."""
+    own = tuple([b"http://127.0.0.1:%d/" % port for port in ports])
+    return Root.of(uid, cwd, [item for item in env if not item.partition(b"=")[2].startswith(own)])
+
+
 class GatewaySteps:
     """Steps of `start.prepare`: how a run is led to its model."""
 
-    def __init__(self, gateways: Gateways, setups: SetupReader) -> None:
+    def __init__(self, gateways: Gateways, setups: SetupReader, background: Background) -> None:
         self._gateways = gateways
         self._setups = setups
-        self._line = Line()
+        self._line = Line(background)
         """Of each root that waits for its setups, and of each user who waits for the gateway:
         requests are admitted in the order of their arrival."""
 
-    def read_setups(self, _: Prepared, around: Surroundings) -> Awaitable[None] | None:
+    def read_setups(self, around: Surroundings) -> Awaitable[None] | None:
         """Find out how the agent programs of a person's new tree are led to their models."""
         order, peer, gateways = around.order, around.peer, self._gateways
         if (
@@ -378,23 +385,17 @@ class GatewaySteps:
             or not asks_for_gateway(order, by_default=gateways.enabled)
         ):
             return None
-        env = [
-            item for item in order.env if not gateways.is_own(os.fsdecode(item.partition(b"=")[2]))
-        ]
-        root = Root.of(peer.uid, order.cwd, env)
+        root = _root(peer.uid, order.cwd, tuple(order.env), gateways.all_ports)
         # an agent program calls its model at once: what was found a moment ago may be old by now
         known = None if _is_agent(order) else self._setups.known(root)
         if known is None or not self._line.is_empty(root):
-            return self._line.place(root, self._read_setups(around, root))
+            return self._read_setups(around, root)
         around.setups = known
         return None
 
     async def _read_setups(self, around: Surroundings, root: Root) -> None:
-        await around.aside()
-        try:
-            around.setups = await self._setups.read(root)
-        except OSError:
-            around.setups = unknown()
+        around.waits()
+        around.setups = await self._line.wait(root, partial(self._setups.read, root))
 
     def decide(self, p: Prepared, around: Surroundings) -> None:
         """Decide whether the run uses the gateway. What is in a run that uses it may not leave it,
@@ -472,18 +473,20 @@ class GatewaySteps:
             serving = gateways.start_for_run(uid)
             if serving.known and self._line.is_empty(uid):
                 return None
-            return self._line.place(uid, _have(serving, around))
+            return self._have(serving, around)
         is_agent = around.order.agent is not None or p.asked.sources.agent_program
         if p.parts.direct is None and is_agent:
             gateways.start_ahead(uid)
         return None
 
-
-async def _have(serving: Serving, around: Surroundings) -> None:
-    await around.aside()
-    trouble = await serving.wait()
-    if trouble is not None:
-        way_out = ". --no-gateway starts the run without it" if around.peer.run is None else ""
-        raise unavailable(
-            f"the gateway cannot be started: {trouble}; the daemon's log says more{way_out}"
-        )
+    async def _have(self, serving: Serving, around: Surroundings) -> None:
+        around.waits()
+        await self._line.wait(around.peer.uid, serving.wait)
+        while not serving.known:  # those in front have waited for an earlier start
+            await self._line.wait(around.peer.uid, serving.wait)
+        trouble = await serving.wait()
+        if trouble is not None:
+            way_out = ". --no-gateway starts the run without it" if around.peer.run is None else ""
+            raise unavailable(
+                f"the gateway cannot be started: {trouble}; the daemon's log says more{way_out}"
+            )

@@ -1,112 +1,36 @@
-"""The keeper of a fleet: the node that the others ask where something is shared by all. Tells it
-what features share, and hears what other nodes know."""
-
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+"""The keeper of a fleet: the node that the others ask where something is shared by all."""
 
 import trio
 
-from ...config import FleetConfig
-from ...core.machine import Machine
-from ...durable.snapshots import RetryingStore
 from ...protocol.errors import unavailable
-from ...protocol.messages import SharedSubscriptions, ShareSubscriptions
 from ...protocol.requests.base import Reply, Request
-from ...protocol.requests.fleet import SharedSubscription
-from .fleet import Fleet
 
-AGAIN_MAX = 10.0
-"""Seconds until the cluster's head is asked for again."""
-SHARE_AFTER = 2.0
-"""Seconds between two times that this is shared: each reply to a model call changes
-something."""
-
-SAVED = "keeper"
-"""The key in the spool: the keeper as it was known last."""
+_NONE = "this daemon is in no fleet"
 
 
 class Keeper:
-    def __init__(
-        self,
-        config: FleetConfig,
-        store: RetryingStore,
-        machine: Machine,
-        fleet: Fleet,
-        shared: Callable[[], list[SharedSubscription]],
-        heard: Callable[[Sequence[SharedSubscription]], object],
-    ) -> None:
-        """`shared`: returns what features share. `heard`: takes what other nodes know."""
-        self.interval = config.lease
-        """Seconds after which it is asked again, whatever happens."""
-        self.enabled = fleet.enabled
-        """There is a fleet."""
-        self.here = fleet.node
-        """This node."""
-        self._store = store
-        self._machine = machine
-        self._fleet = fleet
-        self._shared, self._heard = shared, heard
-        self._shares_changed = trio.Event()
+    """What is known of it. This one is that of a daemon in no fleet: the fleet's part has its
+    own."""
+
+    enabled = False
+    """There is a fleet."""
+    here = ""
+    """This node."""
+    interval = 60.0
+    """Seconds after which it is asked again, whatever happens."""
+    node: str | None = None
+    """The keeper."""
+    trouble: str | None = None
+    """Why it has not answered."""
+
+    def __init__(self) -> None:
         self.known = trio.Event()
         """Which node it is, is known."""
-        self.node: str | None = None
-        """The keeper."""
-        self.trouble: str | None = None
-        """Why it has not answered."""
-        if fleet.enabled:
-            saved = store.items.get(SAVED, b"").decode() or None
-            self._know(config.keeper or saved)
-
-    def _know(self, keeper: str | None) -> None:
-        self.node = keeper
-        if keeper is not None:
-            self.known.set()
 
     def check_here(self) -> str:
         """Return this node, which is the keeper. Raise `RequestError` if it is not."""
-        if self.node != self.here:
-            raise unavailable(
-                f"node {self.here} does not keep the budgets of this fleet; "
-                f"for it the keeper is {self.node or 'not known yet'}"
-            )
-        return self.here
+        raise unavailable(_NONE)
 
-    async def ask(self, request: Request) -> Reply:
+    async def ask(self, _request: Request) -> Reply:
         """Ask it something. Raise `OSError`."""
-        return await self._fleet.pass_on(self.node or "", request)
-
-    async def serve(self) -> None:
-        """Find out which node it is: that of the cluster's head, unless the config names
-        another."""
-        while self.enabled and self.node is None:
-            await self._fleet.connected.wait()
-            head = await self._head()
-            if head is None:
-                await trio.sleep(AGAIN_MAX)
-                continue
-            self._store.write_soon({SAVED: head.encode()})
-            self._know(head)
-        await trio.sleep_forever()
-
-    async def _head(self) -> str | None:
-        with suppress(OSError):
-            return next((node.name for node in await self._fleet.nodes() if node.head), None)
-        return None
-
-    async def serve_shares(self) -> None:
-        """Share what features share whenever that changes, and regularly, until cancelled."""
-        await self.known.wait()
-        if self.node == self.here:
-            await trio.sleep_forever()
-        while True:
-            with trio.move_on_after(self.interval):
-                await self._shares_changed.wait()
-            self._shares_changed = trio.Event()
-            if (known := self._shared()) or len(self._machine.tree):
-                with suppress(OSError):  # the next time tells the same, or newer
-                    answer = await self.ask(ShareSubscriptions(id=1, plans=known))
-                    self._heard(answer.plans if isinstance(answer, SharedSubscriptions) else ())
-            await trio.sleep(SHARE_AFTER)
-
-    def shares_changed(self) -> None:
-        self._shares_changed.set()
+        raise OSError(_NONE)

@@ -19,7 +19,7 @@ from ...protocol.types import RunId
 from ...usage.metering import Metering
 from ...usage.pricing import PRICES_WAIT
 from ...usage.sessions import LAST_LOOK_WAIT
-from .connection_watch import ConnectionWatch
+from ..gateway.connection_watch import ConnectionWatch
 from .own_servers import ServerWatch
 
 ENDS_WAIT = PRICES_WAIT + LAST_LOOK_WAIT
@@ -186,4 +186,6 @@ class LauncherEvents:
 
 def _calls(run: Run) -> bool:
     """Return whether model calls are under way in the run or below it."""
+    if not run.children:
+        return bool(run.account.reserved_by_gateway)
     return any(each.account.reserved_by_gateway for each in run.subtree())

@@ -22,8 +22,7 @@ from ...processes import kernel
 from ...processes.launcher import Launcher, Unidentifiable
 from ...protocol.types import RunId
 from ...runs.live import Live
-from ...start.prepared import Prepared
-from ...start.surroundings import Surroundings
+from ...start.prepared import Prepared, Surroundings
 
 LOOK_EVERY, LOOK_EVERY_MAX = 1.0, 30.0
 """Seconds between two looks at connections, after a program was seen and after a long while."""

@@ -6,22 +6,21 @@ from dataclasses import dataclass, field
 
 import trio
 
+from ...agents.setup_reader import NO_SETUPS
 from ...core import commands as c
 from ...core import events as e
-from ...core.state.access import Peer
-from ...core.state.request import Asked
 from ...core.state.run import Run
+from ...host.clock import after_stamp, wall_clock
 from ...host.descriptors import Descriptors, close_soon
 from ...host.metrics import Counts
 from ...processes.launcher import Launcher
 from ...protocol.types import After, RunId, Status
 from ...runs.catalogue import RunCatalogue
-from ...runs.live import Live, StdinPipe
-from .fleet import lease_until
+from ...runs.live import ContinuedWith, Live, StdinPipe
+from ...start.prepared import Prepared, Surroundings
 from .launching import check_descriptors
 
 OnAnswer = Callable[[c.Answer], None]
-OnAdmit = Callable[[RunId], None]
 
 
 @dataclass(slots=True)
@@ -29,26 +28,45 @@ class PendingSpawn:
     """A spawn that the core has not decided about. Its descriptors go to the run if it is
     admitted."""
 
-    asked: Asked
-    make: Callable[[Run, Launcher], Live]
-    """Returns the run that it has become."""
-    key: str | None = None
-    piped: bool = False
-    """The run gets a pipe as its stdin."""
+    prepared: Prepared
+    around: Surroundings
     descriptors: list[int] = field(default_factory=list)
-    on_admit: OnAdmit = lambda _run: None
+    admitted: Callable[[RunId], object] | None = None
+    """Called before the answer if it is yes."""
     stdin: StdinPipe | None = None
-    sender: str = ""
-    """Who has sent the descriptors, for `Descriptors`."""
+    """If the run gets a pipe as its stdin."""
 
     def live(self, run: Run, launcher: Launcher) -> Live:
         """Return the run that it has become, which holds the descriptors now."""
-        live = self.make(run, launcher)
+        live = self.refused(run, launcher)
         live.descriptors, live.stdin = self.descriptors, self.stdin
         return live
 
+    def refused(self, run: Run, launcher: Launcher) -> Live:
+        """Return the run that it would have become."""
+        p, around = self.prepared, self.around
+        order, peer = around.order, around.peer
+        return Live(
+            run,
+            p.command,
+            p.output,
+            p.parts,
+            launcher,
+            wall_clock(),
+            p.program,
+            order=order if order.placing is not None else None,
+            caller=peer.run,
+            request_key=order.key,
+            credentials=around.user,
+            setups=around.setups if run.parent is None else NO_SETUPS,
+            for_recall=p.for_recall,
+            continued_with=ContinuedWith(order.env, order.umask, peer.uid, peer.user, around.user)
+            if p.continued_if_lost
+            else None,
+        )
+
     def close(self) -> None:
-        close_soon(self.descriptors, self.sender)
+        close_soon(self.descriptors, self.around.peer.who)
         if self.stdin is not None:
             self.stdin.discard()
 
@@ -71,21 +89,22 @@ class PendingRequests:
         answer."""
         self.feed(make(self._token(asker), trio.current_time()))
 
-    def spawn(self, peer: Peer, pending: PendingSpawn, asker: OnAnswer) -> None:
-        """Ask for a run. It takes over the descriptors, whatever the answer. `on_admit` is called
-        before `asker` if it is yes. A request with the key of an earlier one gets the same answer.
+    def spawn(self, pending: PendingSpawn, asker: OnAnswer) -> None:
+        """Ask for a run. It takes over the descriptors, whatever the answer. A request with the key
+        of an earlier one gets the same answer.
 
         Raises `OSError` where too few descriptors are left. Then nothing was asked."""
-        asked, key = pending.asked, pending.key
+        asked, peer, key = pending.prepared.asked, pending.around.peer, pending.around.order.key
         known = self.catalogue.answer_to((peer.uid, peer.run, key)) if key is not None else None
         if known is not None:
             pending.close()
-            pending.on_admit(known)
+            if pending.admitted is not None:
+                pending.admitted(known)
             self.answer_again(known, asked.tied_to, asker)
             return
         try:
             check_descriptors(self.descriptors)
-            if pending.piped:
+            if pending.prepared.output.stdin == "pipe":
                 pending.stdin = StdinPipe.new()
         except OSError:
             pending.close()
@@ -94,17 +113,14 @@ class PendingRequests:
         self._spawns[token] = pending
         continued = self.catalogue.info(asked.continues) if asked.continues is not None else None
         by = continued.continued_by if continued is not None else None
-        now, grant = trio.current_time(), asked.grant
+        now, grant, after = trio.current_time(), asked.grant, asked.queueing.after
         until = (
-            lease_until(grant.stamp, grant.lease)
+            after_stamp(grant.stamp, grant.lease)
             if grant is not None and grant.lease is not None
             else None
         )
-        self.feed(
-            e.SpawnRequested(
-                now, token, peer, asked, self._ended(asked.queueing.after), by, until, time.time()
-            )
-        )
+        ended = self._ended(after) if after else {}
+        self.feed(e.SpawnRequested(now, token, peer, asked, ended, by, until, time.time()))
 
     def _ended(self, awaited: Iterable[After]) -> dict[RunId, Status]:
         """Return how those of the runs have ended that are not live."""
@@ -124,7 +140,7 @@ class PendingRequests:
     def refused(self, run: Run, launcher: Launcher) -> Live:
         """Return a refused run, which holds no descriptors."""
         assert run.admit_token is not None
-        live = self._spawns[run.admit_token].make(run, launcher)
+        live = self._spawns[run.admit_token].refused(run, launcher)
         live.ended_at = live.created_at
         return live
 

@@ -72,7 +72,6 @@ def policy_of(loaded: configuration.Loaded, *, everyone: bool) -> Policy:
         groups={name: group.slots for name, group in config.groups.items()},
         retry_delay=config.attempts.delay,
         retry_delay_max=config.attempts.delay_max,
-        lease=config.fleet.lease,
         sections={key: config.section(key, kind) for key, kind, *_ in configuration.SECTIONS},
         files={key: file for key, file in source.items() if file != configuration.BUILT_IN},
         file=str(loaded.strongest or "the config"),

@@ -1,6 +1,7 @@
 """What a daemon opens before its loop begins."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from ...core.events import Event
@@ -22,6 +23,8 @@ class EarlyEvents:
     def __init__(self) -> None:
         self._waiting: list[Event] = []
         self._deliver: Callable[[Event], None] = self._waiting.append
+        self.together: AbstractContextManager[object] = nullcontext()
+        """Is entered around events that the launcher tells in one go."""
 
     def put(self, event: Event) -> None:
         self._deliver(event)

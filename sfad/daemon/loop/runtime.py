@@ -30,6 +30,7 @@ from ...host.clock import wall_clock
 from ...host.descriptors import Descriptors
 from ...host.tasks import Background, keep_serving
 from ...processes.contained_commands import ContainedCommands
+from ...processes.launcher import RunProcesses
 from ...protocol.event_types import EventType
 from ...protocol.known import AGENTS
 from ...protocol.messages import Change, EndCall
@@ -38,17 +39,12 @@ from ...protocol.units import counted
 from ...runs.catalogue import CallList, RunCatalogue
 from ...runs.live import Watchers
 from ...runs.showing import holds_at
-from ...storage.shipped import ShippedFiles
 from ...usage.metering import Metering, NotedCalls
+from ..gateway.connection_watch import ConnectionWatch
+from ..gateway.gateways import Gateways
 from .announcing import Announcer, RunFeed
-from .connection_watch import ConnectionWatch
 from .core_loop import CoreLoop, EventQueue
-from .fleet import Fleet
-from .fleet_process import FleetProcess
 from .gateway_routing import GatewaySteps
-from .gateways import Gateways
-from .granted import GrantedRuns
-from .keeper import Keeper
 from .launcher_events import LauncherEvents
 from .launching import Launching
 from .own_servers import ServerWatch
@@ -57,7 +53,6 @@ from .policy import policy_of, shares
 from .resources import Resources
 from .saving import Saver
 from .seam import Heart, Parts, half_of, watchers_of
-from .shipping import Shipping
 from .starting import Starting
 from .status_text import StatusText
 from .storage_watch import StorageWatch
@@ -285,6 +280,7 @@ class Runtime:
             watchers=watchers_of(FEATURES),
             barrier=half_of(FEATURES, "barrier"),
             purses=half_of(FEATURES, "purses"),
+            elsewhere=half_of(FEATURES, "elsewhere"),
         )
         self.descriptors = Descriptors(resources.rounds)
         self.background = Background(self.log.internal_error)
@@ -314,10 +310,9 @@ class Runtime:
             led=lambda process: self.gateways.lead(process),
         )  # fmt: skip
         self.catalogue.heard = self.metering.silence.heard
-        shipped = ShippedFiles(Path(self.state_dir), config.fleet.ship_max)
         jobs = MaintenanceJobs(
             self.ledger, self.output, lambda: self.catalogue.live, self.log.info,
-            self._ledger_damaged, shipped=shipped, named=lambda: self.shipping.named(),
+            self._ledger_damaged, kept=lambda: self.parts.kept(),
         )  # fmt: skip
         self.session_archive = SessionArchive(
             Path(self.state_dir), self.output, config.sessions, self.log.warning
@@ -330,33 +325,18 @@ class Runtime:
         )  # fmt: skip
         self.requests = PendingRequests(self.feed, self.catalogue, self.descriptors, self.counts)
         self.storage = StorageWatch(resources, self.catalogue, self.metering, self.announcer)
-        self.granted = GrantedRuns(self.timers)
-        gateway_steps = GatewaySteps(self.gateways, SetupReader())
+        gateway_steps = GatewaySteps(self.gateways, SetupReader(), self.background)
         self.commands = ContainedCommands(self.launcher)
         self.connections: Callable[[], int] = lambda: 0
         """Returns how many clients are connected. The server sets it."""
+        processes: dict[RunId, RunProcesses] = {}
         heart = Heart(
             resources, self.machine, self.catalogue, self.announcer, self.storage, self.background,
             self.feed, lambda: self.config, lambda: self.config_files, self.began,
             lambda: self.connections(), self.commands, gateway_steps, self.gateways,
-            lambda: self.keeper, lambda: self.parts,
+            lambda *asked: self.starting.prepare_here(*asked), processes, lambda: self.parts,
         )  # fmt: skip
         self.parts = Parts(FEATURES, heart)
-        self.shipping = Shipping(shipped, self.commands, self.catalogue.live)
-        self.fleet = Fleet(
-            config.fleet,
-            self.machine,
-            self.catalogue,
-            self.feed,
-            self.log,
-            self._sent_to_node,
-            self.spool.journal.renew,
-            self.shipping,
-            sock=self.socket,
-        )
-        self.fleet_process = FleetProcess(
-            config.fleet, self.fleet, self.launcher, self.log, sock=self.socket
-        )
         self.bypass_watch = ConnectionWatch(
             self.catalogue.live,
             self.launcher,
@@ -368,14 +348,6 @@ class Runtime:
             self.machine.tree, self.timers, self.metering, self.pidfds, self.background, self.feed,
             self.commands, self.bypass_watch, self.server_watch,
         )  # fmt: skip
-        self.keeper = Keeper(
-            config.fleet,
-            self.spool.values,
-            self.machine,
-            self.fleet,
-            self.parts.shared,
-            self.parts.heard,
-        )
         self.run_feed = RunFeed(self.catalogue, self.launcher, self.timers)
         self.saver = Saver(
             resources, self.catalogue, self.watchers, self.metering, self.storage,
@@ -383,7 +355,7 @@ class Runtime:
         )  # fmt: skip
         self.ledger.report_to(self.saver)
         self.starting = Starting(
-            self.machine, self.catalogue, self.requests, gateway_steps, self.fleet,
+            self.machine, self.catalogue, gateway_steps, self.gateways,
             self.server_watch, self.parts, lambda: self.agents,
             lambda: self.config.service.continue_lost,
         )  # fmt: skip
@@ -396,7 +368,6 @@ class Runtime:
             self.launcher_events.arm,
             self.gateways,
             self.parts,
-            self.shipping,
         )
         self.succession = Succession(
             resources, self.machine, self.catalogue, self.announcer, self.metering,
@@ -405,11 +376,12 @@ class Runtime:
         loop = CoreLoop(
             self.machine, resources, self.catalogue, self.requests, self.announcer, self.parts,
             self.metering, self.saver, launching,
-            self.launcher_events, self.background, self.session_archive, self.fleet, self.keeper,
-            self.granted, shut_down,
+            self.launcher_events, self.background, self.session_archive, processes,
+            shut_down,
         )  # fmt: skip
         self._read_config = read_config
         queue.begin(loop.handle)
+        resources.early_events.together = queue
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run the launcher, timers and everything else that goes on by itself, until cancelled."""
@@ -421,7 +393,6 @@ class Runtime:
                 self.timers.serve, self.maintenance.serve, self.session_archive.serve,
                 self.metering.sample, self.storage.serve, self.run_feed.serve,
                 self.ledger.serve, self.bypass_watch.serve, self.server_watch.serve,
-                self.fleet.serve, self.keeper.serve, self.keeper.serve_shares,
             ):  # fmt: skip
                 nursery.start_soon(keep_serving, serve, self.log.internal_error)
             if systemd.manages():
@@ -522,17 +493,6 @@ class Runtime:
         known = trio.Event()
         self.metering.use_pricing.when_known(call.run, call.model, known.set, lambda _: known.set())
         await known.wait()
-
-    def _sent_to_node(self, run: RunId) -> None:
-        """Forget what a run is started with, once its node has that, unless it may start on another
-        one."""
-        live = self.catalogue.live.get(run)
-        if (
-            live is not None
-            and live.run.asked.placing is not None
-            and not live.run.asked.placing.restart_elsewhere
-        ):
-            self.spool.spawns.forget(run)
 
     def forget_pruned(self, runs: Collection[RunId]) -> None:
         self.spool.ended.pruned(runs)

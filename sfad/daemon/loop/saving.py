@@ -1,7 +1,7 @@
 """Saves what the core decides about runs, in the journal first and in the ledger, and tells clients
 of ends that are on record."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import trio
@@ -18,6 +18,7 @@ from ...runs.catalogue import RunCatalogue
 from ...runs.live import Live, Watchers
 from ...runs.showing import info_of
 from ...storage.ledger.ledger import CallKey
+from ...storage.ledger.rows import RunExtra
 from ...usage.metering import Metering
 from .announcing import RunFeed
 from .resources import Resources
@@ -33,6 +34,8 @@ SAVE_USE_WITHIN = 1.0
 a row of each run."""
 
 
+INTERNAL_ERROR = "internal error; the daemon's log has the traceback"
+
 _SAVED_WITH = frozenset({c.Launch, c.Admit, c.SaveOf, c.RecordCall})
 """Commands that say what is saved with the snapshots."""
 
@@ -47,80 +50,118 @@ class Saver:
     feed: e.Feed
     run_feed: RunFeed
     parts: Parts
+    _admitted: list[Live] = field(default_factory=list)
+    """Runs that are not saved yet."""
+    _beside: dict[RunId, Live] = field(default_factory=dict)
+    """Those that change with them."""
     _changed: set[RunId] = field(default_factory=set)
     """Runs that have another state than their rows."""
     _used: set[RunId] = field(default_factory=set)
     """Runs that have used more than their rows tell."""
 
-    def save_snapshots(self, outcome: c.Outcome) -> list[Live]:
+    def save_snapshots(self, outcomes: Sequence[c.Outcome]) -> list[Live]:
         """Save what was decided, before any of it is done: the next daemon may find it half done.
-        Where a run was admitted, return what is to be saved together with it instead."""
+        Where a run was admitted, return what is to be saved together with it."""
         admits = uses = unsaved = False
         launched: set[RunId] = set()
-        for command in (
-            () if _SAVED_WITH.isdisjoint(map(type, outcome.commands)) else outcome.commands
-        ):
-            match command:
-                case c.Launch(run):
-                    launched.add(run.id)
-                case c.Admit():
-                    admits = True
-                case c.SaveOf(feature, soon=False, used=used):
-                    self.resources.timers.disarm(("save", feature))
-                    self.resources.spool.values.add_to_next(self.parts.state(feature))
-                    unsaved, uses = True, uses or used
-                case c.RecordCall(call) if call.state == "ended":
-                    self._keep(call)
+        changed, used = outcomes[0].changed, outcomes[0].used
+        for outcome in outcomes[1:]:
+            changed, used = changed | outcome.changed, used | outcome.used
+        for outcome in outcomes:
+            if _SAVED_WITH.isdisjoint(map(type, outcome.commands)):
+                continue
+            for command in outcome.commands:
+                match command:
+                    case c.Launch(run):
+                        launched.add(run.id)
+                    case c.Admit():
+                        admits = True
+                    case c.SaveOf(feature, soon=False, used=of_use):
+                        self.resources.timers.disarm(("save", feature))
+                        self.resources.spool.values.add_to_next(self.parts.state(feature))
+                        unsaved, uses = True, uses or of_use
+                    case c.RecordCall(call) if call.state == "ended":
+                        self._keep(call)
         # what was charged for use which is not saved would be charged for it again by the next
         # daemon
-        runs = outcome.changed | outcome.used if uses else outcome.changed
-        changed = [live for run in runs if (live := self.catalogue.live.get(run)) is not None]
-        if changed:
-            now = wall_clock()  # the same for all: no run has ended before its descendants
-            for live in changed:
+        runs = changed | used if uses else changed
+        lives, now = list[Live](), wall_clock()
+        """The same time for all: no run has ended before its descendants."""
+        for run_id in runs:
+            if (live := self.catalogue.live.get(run_id)) is not None:
                 live.look_at_the_clock(now)
-        if outcome.used:
-            self._note_use(outcome.used)
-        if self.run_feed.followed:
-            self.run_feed.changed({*outcome.changed, *outcome.used})
-        if admits:
-            return changed
+                lives.append(live)
+        if used:
+            self._note_use(used)
+        if self.run_feed.followers:
+            self.run_feed.changed({*changed, *used})
+        if admits and len(outcomes) == 1:
+            return lives
+        saved = lives
         if launched:  # saved when their processes are known, before these execute anything
-            changed = [
-                live for live in changed if live.run.id not in launched or live.run.attempt > 1
-            ]
-        if changed:
-            self.resources.spool.journal.save(changed, self.metering.position if uses else None)
+            saved = [live for live in lives if live.run.id not in launched or live.run.attempt > 1]
+        if saved:
+            self.resources.spool.journal.save(saved, self.metering.position if uses else None)
         elif unsaved:
             self.resources.spool.values.write_soon({})
-        return []
+        return lives
 
     def admit(self, live: Live, changed: Iterable[Live]) -> None:
-        run = live.run.id
+        """Have a run saved, then recorded, with all that are admitted in the same round. `changed`:
+        those that this has changed."""
+        self._admitted.append(live)
+        for each in changed:
+            self._beside[each.run.id] = each
+        if len(self._admitted) == 1:
+            self.resources.ledger.before_next(self._save_admitted)
+
+    def _save_admitted(self) -> None:
+        admitted, beside = self._admitted, list(self._beside.values())
+        self._admitted, self._beside = [], {}
         # the ledger tries again for what it holds; clients that go on asking meanwhile must not use
         # up the spool's room for ends
         refused = self.storage.look() or (
             self.resources.ledger.trouble if self.resources.ledger.backlog else None
         )
         if refused is not None:
-            self.commit_failed([run], refused)
-            return
-        more: Changes = {}
-        for saved in self.parts.saves:
-            more |= saved(live)
+            self.commit_failed([live.run.id for live in admitted], refused)
+        elif not self._are_saved(admitted, beside):
+            # the disk may have room for some, and a fault in one must not be that of all
+            for live in admitted:
+                self._are_saved([live], beside)
+
+    def _are_saved(self, admitted: Sequence[Live], beside: Iterable[Live]) -> bool:
+        """Save these runs, and queue their rows. If that fails for one alone, it is not admitted;
+        for several, return false."""
         try:
-            self.resources.spool.journal.admit(live, changed, more)
+            more: Changes = {}
+            for saved in self.parts.saves:
+                for live in admitted:
+                    more |= saved(live)
+            self.resources.spool.journal.admit(admitted, beside, more)
             crash_point("admitted, not on record")
-        except OSError as error:
-            self.commit_failed([run], f"the spool: {error}")
-            return
-        self.resources.ledger.admit(info_of(live, live.run.birth.created_at), live.extra)
+            rows = list[tuple[RunInfo, RunExtra]]()
+            for live in admitted:
+                rows.append((info_of(live, live.run.birth.created_at), live.extra))
+        except Exception as error:  # noqa: BLE001 - a bug in one request must not keep its client waiting
+            if len(admitted) > 1:
+                return False
+            why = f"the spool: {error}"
+            if not isinstance(error, OSError):
+                self.resources.log.internal_error(admitted)
+                why = INTERNAL_ERROR
+            self.commit_failed([admitted[0].run.id], why)
+            return True
+        for info, extra in rows:
+            self.resources.ledger.admit(info, extra)
+        return True
 
     def record(self, run: Run) -> None:
         """Record the end of a run at once, and another state soon."""
         if run.status.terminal:
             live = self.catalogue.live[run.id]
-            live.set_end(self._record(live))
+            if live.end is None:  # else it began in the same round, and that was to be recorded
+                live.set_end(self._record(live))
             return
         if not self._changed:
             self.resources.timers.arm(
@@ -129,7 +170,10 @@ class Saver:
         self._changed.add(run.id)
 
     def _record(self, live: Live) -> RunInfo:
-        info = info_of(live, trio.current_time())
+        if self._admitted and live in self._admitted:
+            self._save_admitted()  # its row comes first
+        ended = live.run.ended_at
+        info = info_of(live, trio.current_time() if ended is None else ended)
         self.resources.ledger.record(info, live.extra)
         return info
 

@@ -11,7 +11,7 @@ asked only about runs for which they do something.
 """
 
 import sqlite3
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -28,27 +28,29 @@ from ...core.machine import Components, Machine
 from ...core.state.access import Peer, Scope
 from ...core.state.run import Run
 from ...core.watching import NewWatcher, Watcher
+from ...durable.maintenance import Kept
 from ...durable.snapshots import Changes
 from ...durable.spool import Spool
 from ...feature import Feature
 from ...host.metrics import Values
 from ...host.tasks import Background, keep_serving
 from ...processes.contained_commands import ContainedCommands
+from ...processes.credentials import Credentials
+from ...processes.launcher import RunProcesses
 from ...protocol.errors import bad_request
 from ...protocol.requests.base import Reply, Request
-from ...protocol.requests.fleet import SharedSubscription
 from ...protocol.requests.starting import OF_FEATURES, Spawn
+from ...protocol.requests.subscriptions import SharedSubscription
 from ...protocol.types import Isolation, RunId, RunInfo
 from ...runs import decided
 from ...runs.catalogue import RunCatalogue
 from ...runs.live import Live
 from ...start.prepare import Check, Step
-from ...start.prepared import Prepared
-from ...start.surroundings import Surroundings
+from ...start.prepared import Prepared, Surroundings
 from ...storage.ledger import OpenedLedger
+from ..gateway.gateways import Gateways
 from .announcing import Announcer
 from .gateway_routing import GatewaySteps
-from .gateways import Gateways
 from .keeper import Keeper
 from .resources import Resources
 from .storage_watch import StorageWatch
@@ -84,8 +86,12 @@ class Heart:
     child run is routed, too."""
     gateways: Gateways
     """Isolation needs them: a run in a network of its own reaches its gateway alone."""
-    keeper: Callable[[], Keeper]
-    """Returns what is known of the keeper of a fleet."""
+    prepare: Callable[[Spawn, Peer, Credentials | None], Awaitable[tuple[Prepared, Surroundings]]]
+    """Prepares a request as that of a run which executes here. Raises `Invalid`, `RequestError`,
+    `OSError`."""
+    processes: dict[RunId, RunProcesses]
+    """Of live runs that execute on other machines, what takes commands about their processes in
+    place of the launcher."""
     parts: Callable[[], "Parts"]
     """Returns the parts of features. One asks another by a moment that names both: hooks, which
     execute commands for runs in sandboxes, ask for `sandbox_of`."""
@@ -134,6 +140,21 @@ class Part:
     """The config was read again."""
     admitted: Callable[[Run], object] | None = None
     """A run was admitted."""
+    changed: Callable[[Collection[Run]], object] | None = None
+    """These runs have changed."""
+    prepare_elsewhere: Check | None = None
+    """Prepares a run that is to execute on another machine, whose daemon takes the steps that are
+    left out here. Raises `RequestError` where that cannot be."""
+    place: Callable[[Run], object] | None = None
+    """Has a run executed on another machine, or goes on with one that executes there."""
+    answer_there: Callable[[Any, Request, RunInfo], bool] | None = None
+    """Has a request answered where its run executes, given the `Asker`. Returns whether that is
+    another machine, and the request such a one."""
+    keeper: Keeper | None = None
+    """The node of a fleet that the others ask where something is shared by all. Here budgets touch
+    the fleet."""
+    shared_changed: Callable[[], object] | None = None
+    """What features share has changed."""
     launch: Callable[[Live, Launch], Launch] | None = None
     """Returns what a run is launched with, given that with the variables of the heart. Its gateway
     changes the environment after that. A part may set this or take it back while the daemon goes
@@ -162,9 +183,11 @@ class Part:
     state_saved: Callable[[], object] | None = None
     """What it has returned is saved, or is going to be."""
     shared: Callable[[], list[SharedSubscription]] | None = None
-    """Returns what the other nodes of a fleet are told."""
+    """Returns what the daemons of other machines are told."""
     heard: Callable[[Iterable[SharedSubscription]], object] | None = None
-    """Takes what other nodes know."""
+    """Takes what other daemons know."""
+    kept: Kept | None = None
+    """Deletes what the feature keeps of ended runs, when their output is deleted."""
     status: Callable[[Peer, Scope], Mapping[str, object]] | None = None
     """Returns fields of `status` for a peer, who may know of the runs in this scope."""
     measured: Callable[[], Values] | None = None
@@ -210,6 +233,9 @@ class Parts:
         self._loaded: dict[str, Part] = {}
         self._of_all: set[str] = set()
         """Those whose section of the config is set: they may decide about any run."""
+        self._placer = next((name for name, each in features.items() if each.elsewhere), None)
+        """Which has runs executed on other machines."""
+        self.changed: list[Callable[[Collection[Run]], object]] = []
         self.admitted: list[Callable[[Run], object]] = []
         """What is told of each run that is admitted; the others as the fields of `Part`."""
         self.saves: list[Callable[[Live], Changes]] = []
@@ -217,6 +243,8 @@ class Parts:
         self.stopped: list[Callable[[RunId], object]] = []
         self.ended: list[Callable[[Run], object]] = []
         self.recorded: list[Callable[[RunInfo], object]] = []
+        self.version = 0
+        """It changes with the config, and with each part that is loaded."""
         self._goes = False
         """Parts may start processes: it has begun, and does not rest."""
         self._nursery: trio.Nursery | None = None
@@ -225,6 +253,7 @@ class Parts:
         """Load the parts that the config or the spool calls for, and tell those that are loaded of
         the config."""
         loaded, config = list(self._loaded.values()), self._heart.config()
+        self.version += 1
         self._of_all = {
             name
             for name, each in self._features.items()
@@ -232,14 +261,16 @@ class Parts:
         }
         for name, feature in self._features.items():
             later = feature.sections or feature.verbs or feature.decides or feature.saved
-            if not later or name in self._of_all or self._has_saved(feature):
+            if not later or name in self._of_all or self._has_kept(feature):
                 self._part(name)
         for part in loaded:
             if part.reconfigure is not None:
                 part.reconfigure()
 
-    def _has_saved(self, feature: Feature) -> bool:
+    def _has_kept(self, feature: Feature) -> bool:
         resources = self._heart.resources
+        if feature.beside and Path(f"{resources.state_dir}{feature.beside}").exists():
+            return True
         if feature.saved and any(
             key.startswith(feature.saved) for key in resources.spool.values.items
         ):
@@ -264,6 +295,8 @@ class Parts:
         for decided_as, name in self._deciders.items():
             if live.parts.of(decided_as) is not None:
                 self._part(name)
+        if live.run.remote is not None or live.run.lease is not None:
+            self._placing()
 
     def _does(self, name: str, run: decided.Parts, above: Live | None = None) -> bool:
         """Return whether a feature does something for a run or for the one above it, or decides
@@ -273,6 +306,15 @@ class Parts:
             not decides
             or any(run.of(each) is not None for each in decides)
             or (above is not None and any(above.parts.of(each) is not None for each in decides))
+        )
+
+    def decides_about(self, order: Spawn) -> bool:
+        """Return whether a feature takes part in what is decided about a root that is asked for
+        so."""
+        return any(getattr(order, asked) is not None for asked in OF_FEATURES) or any(
+            (part.look or part.decide or part.check)
+            and (name in self._of_all or not self._features[name].decides)
+            for name, part in self._loaded.items()
         )
 
     def _may_decide(self, name: str, p: Prepared, around: Surroundings) -> bool:
@@ -288,6 +330,42 @@ class Parts:
             if launch is not None and self._does(name, live.parts):
                 given = launch(live, given)
         return given
+
+    def _placing(self) -> Part | None:
+        """Return the part of the feature that has runs executed on other machines."""
+        return self._part(self._placer) if self._placer is not None else None
+
+    def place(self, run: Run) -> None:
+        """Have a run executed on another machine, or go on with one that executes there."""
+        part = self._placing()
+        assert part is not None
+        assert part.place is not None
+        part.place(run)
+
+    def answer_there(self, asker: Any, request: Request, run: RunInfo) -> bool:
+        """Have a request answered where its run executes. Return whether that is another machine,
+        and the request such a one."""
+        part = self._placing()
+        return (
+            part is not None
+            and part.answer_there is not None
+            and part.answer_there(asker, request, run)
+        )
+
+    def keeper(self) -> Keeper:
+        """Return what is known of the keeper of a fleet."""
+        name = self._placer
+        if name is not None and any(
+            map(self._heart.config().is_set, self._features[name].sections)
+        ):
+            keeper = self._part(name).keeper
+            if keeper is not None:
+                return keeper
+        return Keeper()
+
+    def kept(self) -> list[Kept]:
+        """Return what deletes what features keep of ended runs."""
+        return [part.kept for part in self._loaded.values() if part.kept is not None]
 
     def sandbox_of(self, isolation: Isolation) -> list[bytes]:
         """Return `LaunchSpec.sandbox` of a command for a run with this isolation. Raise
@@ -321,18 +399,18 @@ class Parts:
         part = self._part(feature)
         if part.state_saved is not None:
             part.state_saved()
-
-    def shares(self, feature: str) -> bool:
-        """Return whether other nodes of a fleet are told of what a feature saves."""
-        return self._features[feature].shares
+        if self._features[feature].shares:
+            for each in self._loaded.values():
+                if each.shared_changed is not None:
+                    each.shared_changed()
 
     def shared(self) -> list[SharedSubscription]:
-        """Return what other nodes of the fleet are told."""
+        """Return what the daemons of other machines are told."""
         parts = [part.shared for part in self._loaded.values() if part.shared is not None]
         return [each for shared in parts for each in shared()]
 
     def heard(self, shared: Sequence[SharedSubscription]) -> None:
-        """Take what other nodes know."""
+        """Take what other daemons know."""
         for name, feature in self._features.items():
             if feature.shares and shared and (heard := self._part(name).heard) is not None:
                 heard(shared)
@@ -383,8 +461,18 @@ class Parts:
         for asked in OF_FEATURES:
             if getattr(order, asked) is not None:
                 if asked not in self._deciders:
-                    raise bad_request(f"this sfad has no feature that carries out '{asked}'")
+                    raise bad_request(_MISSING.format(asked))
                 self._part(self._deciders[asked])
+        for asked in ("placing", "grant"):
+            if getattr(order, asked) is not None and self._placing() is None:
+                raise bad_request(_MISSING.format(asked))
+
+    def prepare_elsewhere(self, p: Prepared, around: Surroundings) -> None:
+        """Prepare a run that is to execute on another machine."""
+        part = self._placing()
+        assert part is not None
+        assert part.prepare_elsewhere is not None
+        part.prepare_elsewhere(p, around)
 
     def look(self, p: Prepared, around: Surroundings) -> Awaitable[None] | None:
         """Have features look at what they decide by."""
@@ -458,8 +546,10 @@ class Parts:
         if name not in self._loaded:
             module = f"sfad.features.{name}.{self._features[name].part}"
             part = import_module(module).part(self._heart)
+            self.version += 1
             loaded = self._loaded | {name: part}
             self._loaded = {each: loaded[each] for each in self._features if each in loaded}
+            self.changed += _given(part.changed)
             self.admitted += _given(part.admitted)
             self.saves += _given(part.saves)
             self.never_admitted += _given(part.never_admitted)
@@ -478,6 +568,9 @@ class Parts:
             self._nursery.start_soon(
                 keep_serving, part.serve, self._heart.resources.log.internal_error
             )
+
+
+_MISSING = "this sfad has no feature that carries out '{}'"
 
 
 async def _look(looks: Sequence[Step], p: Prepared, around: Surroundings) -> None:
@@ -507,9 +600,10 @@ def watchers_of(features: Mapping[str, Feature]) -> dict[str, NewWatcher]:
 
 
 def half_of(
-    features: Mapping[str, Feature], kind: Literal["barrier", "purses"]
+    features: Mapping[str, Feature], kind: Literal["barrier", "purses", "elsewhere"]
 ) -> Callable[[Components], Any] | None:
-    """The same of the one that may hold calls and roots, or that charges."""
+    """The same of the one that may hold calls and roots, that charges, or that decides about runs
+    on other machines."""
 
     def make(name: str, feature: Feature, components: Components) -> Any:
         half = _half(name, getattr(feature, kind), feature)

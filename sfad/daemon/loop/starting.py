@@ -3,24 +3,20 @@ asked for."""
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ...agents.registered import Registered
-from ...agents.setup_reader import NO_SETUPS
 from ...core.machine import Machine
 from ...core.state.access import Peer
-from ...core.state.run import Run
-from ...host.clock import wall_clock
 from ...processes.credentials import Credentials
-from ...processes.launcher import Launcher
 from ...protocol.messages import Spawn
-from ...protocol.types import RunId, RunInfo
+from ...protocol.types import RunInfo
 from ...runs.catalogue import RunCatalogue
-from ...runs.live import ContinuedWith, Live
 from ...start.checks import check_bounds, check_characters, check_meter, check_size, check_values
-from ...start.continuing import find_session, resumable_program
-from ...start.prepare import Check, Step, prepare
-from ...start.prepared import Prepared
+from ...start.continuing import find_agent_session, resumable_program
+from ...start.prepare import Check, Memory, Step, Way, prepare
+from ...start.prepared import Prepared, Surroundings
 from ...start.recalling import to_recall
 from ...start.steps import (
     fill_in_agent,
@@ -29,27 +25,24 @@ from ...start.steps import (
     narrow_tools,
     resume_command,
 )
-from ...start.surroundings import Surroundings
+from ..gateway.gateways import Gateways
 from ..lookup import find_run
-from .fleet import Fleet
 from .gateway_routing import GatewaySteps
 from .own_servers import ServerWatch, keep_alone
-from .pending_requests import OnAnswer, PendingRequests, PendingSpawn
 from .seam import Parts
 
 
 class Starting:
     """Four doors lead here: a client's request (`server.verbs.starting`), a session's tool
-    (`server.verbs.sessions`), a lost run that is continued (`server.lost_runs`), and a run whose
-    place is this node (`server.placed_here`)."""
+    (`server.verbs.sessions`), a lost run that is continued (`server.lost_runs`), and a run that
+    was to execute on another machine (`Heart.prepare`)."""
 
     def __init__(
         self,
         machine: Machine,
         catalogue: RunCatalogue,
-        requests: PendingRequests,
         gateway: GatewaySteps,
-        fleet: Fleet,
+        gateways: Gateways,
         servers: ServerWatch,
         parts: Parts,
         agents: Callable[[], Mapping[str, Registered]],
@@ -58,39 +51,37 @@ class Starting:
         """`agents`, `continue_lost`: what the config says now."""
         self._machine = machine
         self._catalogue = catalogue
-        self._requests = requests
         self._agents = agents
         self._continue_lost = continue_lost
         self._parts = parts
-        self._steps: tuple[Step, ...] = (
+        steps: tuple[Step, ...] = (
             parts.load,
-            find_session,
-            gateway.read_setups,
+            find_agent_session,
             parts.look,
             gateway.decide,
             narrow_tools,
             forget_told_time,  # before an agent's own limits are left out because of it
             fill_in_agent,  # with options for its tools, and the address of the gateway
-            fleet.work_in_copy,
             resume_command,
             gateway.read_settings,  # of the command
             gateway.route,
             keep_alone,
             parts.decide,
             keep_channel,
+            self._keep_for_recall,
+            self._note_if_continued,
         )
-        self._placed_steps: tuple[Step, ...] = (
+        placed_steps: tuple[Step, ...] = (
             parts.load,
-            gateway.read_setups,
-            fleet.check_placeable,
-            fleet.note_files,
+            parts.prepare_elsewhere,
             narrow_tools,
             forget_told_time,
             keep_channel,
+            self._keep_for_recall,
+            self._note_if_continued,
         )
-        """For a run that is to be placed: the daemon of the node where it executes takes the
-        others."""
-        self._checks: tuple[Check, ...] = (
+        """For a run that is to execute on another machine: the daemon there takes the others."""
+        checks: tuple[Check, ...] = (
             check_size,
             check_characters,
             check_bounds,
@@ -99,7 +90,11 @@ class Starting:
             parts.check,
             servers.check,
         )
-        self._wait: Step = gateway.have
+        self._way = Way(gateway.read_setups, steps, checks, gateway.have)
+        self._placed_way = replace(self._way, steps=placed_steps)
+        self._memory = Memory(
+            lambda peer: (parts.version, *gateways.ports(peer.uid)), parts.decides_about
+        )
 
     def around(
         self,
@@ -129,63 +124,30 @@ class Starting:
     async def prepare(self, around: Surroundings) -> Prepared:
         """Return what is decided about a request, once all that its run may not start without is
         there. Raise `Invalid`, `RequestError`, `OSError`."""
-        steps = self._steps if around.order.placing is None else self._placed_steps
-        return await prepare(around, steps, self._checks, self._wait)
+        way = self._way if around.order.placing is None else self._placed_way
+        return await prepare(around, way, self._memory)
 
-    def start(
-        self,
-        p: Prepared,
-        around: Surroundings,
-        answer: OnAnswer,
-        descriptors: list[int] | None = None,
-        on_admit: Callable[[RunId], None] = lambda _run: None,
-    ) -> None:
-        """Ask the core for a run. `answer` is called with what it says, and before that `on_admit`,
-        if it is yes. The descriptors are taken over, whatever it says. Raises `OSError` where too
-        few descriptors are left; then nothing was asked."""
-        order, above = around.order, around.caller
-        inherited = {} if above is None else self._parts.inherited(p)
-        kept = to_recall(order, p, above, inherited)
-        continued = self._continued_with(p, around)
+    async def prepare_here(
+        self, order: Spawn, peer: Peer, user: Credentials | None
+    ) -> tuple[Prepared, Surroundings]:
+        """As `Heart.prepare`."""
+        around = self.around(order, peer, user)
+        return await self.prepare(around), around
 
-        def make(run: Run, launcher: Launcher) -> Live:
-            return Live(
-                run,
-                p.command,
-                p.output,
-                p.parts,
-                launcher,
-                wall_clock(),
-                p.program,
-                order=order if order.placing is not None else None,
-                caller=around.peer.run,
-                request_key=order.key,
-                credentials=around.user,
-                setups=around.setups if run.parent is None else NO_SETUPS,
-                for_recall=kept,
-                continued_with=continued,
+    def _keep_for_recall(self, p: Prepared, around: Surroundings) -> None:
+        inherited = {} if around.caller is None else self._parts.inherited(p)
+        p.for_recall = to_recall(around.order, p, around.caller, inherited)
+
+    def _note_if_continued(self, p: Prepared, around: Surroundings) -> None:
+        """Note whether a run is continued if the daemon or the machine ends it. A run below another
+        is left to that one, which knows of its end."""
+        p.continued_if_lost = (
+            self._continue_lost()
+            and around.session is None
+            and around.peer.run is None
+            and p.output.stdio == "files"
+            and (
+                bool(p.command.resume_argv)
+                or resumable_program([os.fsdecode(word) for word in p.command.argv]) is not None
             )
-
-        pending = PendingSpawn(
-            p.asked, make, order.key, p.output.stdin == "pipe", descriptors or [], on_admit,
-            sender=around.peer.who,
-        )  # fmt: skip
-        self._requests.spawn(around.peer, pending, answer)
-
-    def _continued_with(self, p: Prepared, around: Surroundings) -> ContinuedWith | None:
-        """Return what a run is continued with if the daemon or the machine ends it; `None` if it
-        will not be. A run below another is left to that one, which knows of its end."""
-        order, peer, command = around.order, around.peer, p.command
-        if (
-            not self._continue_lost()
-            or around.session is not None
-            or peer.run is not None
-            or p.output.stdio != "files"
-        ):
-            return None
-        if (
-            not command.resume_argv
-            and resumable_program([os.fsdecode(word) for word in command.argv]) is None
-        ):
-            return None
-        return ContinuedWith(order.env, order.umask, peer.uid, peer.user, around.user)
+        )

@@ -13,11 +13,15 @@ class StatusText:
         self._describe = describe
         self._send = send
         self._outdated = trio.Event()
+        self._is_outdated = False
+        """Whether that is set: there are three events for each run."""
         self._sent: str | None = None
 
     def outdated(self) -> None:
         """Have the text written again soon."""
-        self._outdated.set()
+        if not self._is_outdated:
+            self._is_outdated = True
+            self._outdated.set()
 
     def tell(self) -> None:
         """Send the text as it is now, if it is new."""
@@ -31,4 +35,4 @@ class StatusText:
             self.tell()
             await trio.sleep(INTERVAL)
             await self._outdated.wait()
-            self._outdated = trio.Event()
+            self._outdated, self._is_outdated = trio.Event(), False

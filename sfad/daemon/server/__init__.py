@@ -11,9 +11,6 @@
               if the peer may use the verb
 `asker`       who waits for the answer to a request; the registry of those functions
 `lost_runs`   continues, at the daemon's start, what the end of the daemon or the machine has ended
-`placed_here` prepares runs that were to be placed, and whose place is this node
-`fleet_nodes` the nodes of the fleet, and how each is asked
-`over_fleet`  answers of a whole fleet, for the clients that ask for them
 `verbs`       what answers each kind of request
 `checks`      checks of fields that several kinds of request have
 `results`     the result and the transcript of a run, from its output

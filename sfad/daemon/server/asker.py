@@ -26,7 +26,6 @@ from ..lookup import find_run
 from ..loop.pending_requests import PendingRequests
 from ..loop.runtime import Runtime
 from .connection import Connection, Looks, RunRow, RunRows
-from .fleet_nodes import Nodes
 from .shares import ClientBounds, Shares
 
 INTERNAL = "internal error; the daemon's log has the traceback"
@@ -55,8 +54,6 @@ class Services:
     connections: Sized
     """The open ones."""
     looks: Looks
-    nodes: Nodes
-    """The nodes of the fleet, for the clients that ask for it."""
     _threads: dict[int, trio.CapacityLimiter] = field(default_factory=dict)
 
     def threads_of(self, uid: int) -> trio.CapacityLimiter:
@@ -228,12 +225,16 @@ class Asker:
         assert info is not None
         self.reply(m.RunReply(id=self.id, run=info, lowered=list(less)))
 
-    async def aside(self) -> None:
-        """Before the first thing that a verb waits for: the rest of it is a task, and its reply
-        comes later. All such requests fail before a re-execution."""
+    def put_off(self) -> None:
+        """Before the first thing that a verb waits for: its reply comes later. All such requests
+        fail before a re-execution."""
         if not self._aside:  # a request that has failed since would be wanted again
             self.connection.deferred.add(self.id)
             self._aside = True
+
+    async def aside(self) -> None:
+        """The same, and the rest of the verb is a task."""
+        self.put_off()
         await self.runtime.background.aside()
 
     def still_wanted(self) -> bool:

@@ -53,6 +53,7 @@ class RunRows(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="
     id: int
     runs: list[Raw]
     next: RunId | None = None
+    queued: int = 0
 
 
 class Looks:
@@ -130,16 +131,16 @@ class Pending(NamedTuple):
     """When the request gives up waiting, on the core's clock."""
 
 
-class OfFleet(Protocol):
-    """Answers the requests of a connection for a whole fleet."""
+class Instead(Protocol):
+    """Answers the requests of a connection in place of the verbs: those of a feature."""
 
     def answer(
         self, asker: Any, request: Any, here: Callable[[Any], Coroutine[object, None, None] | None]
     ) -> Coroutine[object, None, None] | None:
-        """Answer a request. `here` answers one as that of a client of this daemon alone."""
+        """Answer a request. `here` answers one as the verb does."""
 
-    def named(self, reply: Reply | RunRow | RunRows) -> Reply:
-        """Return what this daemon answers with the names that runs have in the fleet."""
+    def changed(self, reply: Reply | RunRow | RunRows) -> Reply:
+        """Return what its client is told in place of what a verb answers."""
 
 
 class Connection:
@@ -197,10 +198,9 @@ class Connection:
         """Ids of requests whose reply comes later, from another thread's work."""
         self.waits: dict[int, Pending] = {}
         self.on_close: Callable[[], None] | None = None
-        """Of the fleet's actor, and of a client of the fleet: such a connection is not handed over
-        to a daemon that executes itself again."""
-        self.of_fleet: OfFleet | None = None
-        """What answers a client that has asked for the fleet."""
+        """Set by a feature that uses the connection: it is not handed over to a daemon that
+        executes itself again."""
+        self.instead: Instead | None = None
 
     def hand_over(self, now: float) -> Connected:
         """Return what `take_over` needs after this process has executed itself again."""
@@ -301,13 +301,13 @@ class Connection:
         reply: Reply | RunRow | RunRows,
         descriptors: Sequence[int] = (),
         *,
-        named: bool = False,
+        changed: bool = False,
     ) -> None:
         """Send what the socket takes now, and keep the rest. `descriptors` are closed once the
-        kernel has duplicated them. `named`: the runs have their names in the fleet, if this client
-        is to be told these."""
-        if self.of_fleet is not None and not named:
-            reply = self.of_fleet.named(reply)
+        kernel has duplicated them. `changed`: the reply is as `Instead.changed` returns it, where
+        there is such a thing."""
+        if self.instead is not None and not changed:
+            reply = self.instead.changed(reply)
         kept = list(descriptors)
         data = framed(reply)
         if self.closed:

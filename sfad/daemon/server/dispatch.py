@@ -20,10 +20,8 @@ from ...protocol.encoding import request_id
 from ...protocol.errors import RequestError, bad_request
 from ...protocol.framing import SUPPORTED, BadMessage, ProtocolError
 from ...protocol.messages import Error, unpack_request
-from ...protocol.types import ErrorCode, FleetPlace, RunId
-from ..loop.fleet import PASSED_ON
+from ...protocol.types import ErrorCode, RunId
 from ..loop.resources import Resources
-from ..loop.shipping import PACK_SECONDS
 from . import verbs  # noqa: F401 - each file registers its verb
 from .asker import EXPECTED, INTERNAL, REGISTRY, Answering, Asker, Services, Verb
 from .clients import ClientTable
@@ -79,11 +77,15 @@ class Dispatcher:
         try:
             self._check(asker, request)
             if verb is None:
-                raise bad_request("'hello' is sent only once")
-            if (fleet := connection.of_fleet) is None:
+                raise bad_request(
+                    "'hello' is sent only once"
+                    if isinstance(request, m.Hello)
+                    else f"this sfad has no feature that answers '{m.tag(type(request))}'"
+                )
+            if (instead := connection.instead) is None:
                 answering = _answer(verb, asker, request)
             else:
-                answering = fleet.answer(asker, request, partial(_answer, verb, asker))
+                answering = instead.answer(asker, request, partial(_answer, verb, asker))
             if answering is not None:
                 self._services.runtime.background.begin(self._rest(asker, request, answering))
         except Exception as error:  # noqa: BLE001 - a bug in one request must not leave every tree without a supervisor
@@ -156,29 +158,10 @@ def _answer(verb: Verb, asker: Asker, request: Any) -> Answering:
         _check_user(asker, request)
     if verb.about_run:
         run = asker.resolve(request.run)
-        if run.fleet is not None and run.fleet.run and isinstance(request, ANSWERED_THERE):
-            _pass_on(asker, request, run.fleet)
+        if run.fleet is not None and asker.runtime.parts.answer_there(asker, request, run):
             return None
         return verb.answer(asker, request, run)
     return verb.answer(asker, request)
-
-
-ANSWERED_THERE = (m.ReadOutput, m.Result, m.Send, m.FetchFiles, m.GetFiles)
-"""Requests about a run that the node answers where it executes."""
-
-
-def _pass_on(asker: Asker, request: Any, place: FleetPlace) -> None:
-    """Have the node answer where the run executes. The peer was permitted to ask."""
-    assert place.node is not None
-    node = place.node
-    there, fleet = replace(request, id=1, run=place.run), asker.runtime.fleet
-    within = PACK_SECONDS if isinstance(request, m.FetchFiles) else PASSED_ON
-
-    def here(reply: m.Reply) -> m.Reply:
-        more = {"asked": fleet.node} if isinstance(reply, m.FilesPacked) else {}
-        return replace(reply, id=asker.id, **more)
-
-    asker.later(lambda: fleet.pass_on(node, there, within), here)
 
 
 # ---- What clients send: frames are read, and the requests in them are handled in turns

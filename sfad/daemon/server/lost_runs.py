@@ -2,6 +2,7 @@
 (`service.continue_lost`)."""
 
 import os
+from functools import partial
 
 import trio
 
@@ -14,6 +15,7 @@ from ...protocol.types import RunId, RunInfo
 from ...runs.live import ContinuedWith
 from ...start.continuing import continued
 from ...start.recalling import recalled
+from ..loop.pending_requests import PendingSpawn
 from ..loop.runtime import Runtime
 from .asker import EXPECTED
 
@@ -66,14 +68,15 @@ async def _continue(
     order = continued(asked, runtime.parts.again(started_with, info), info)
     peer = Peer(uid=uid, user=found.user, owner=uid in (0, os.geteuid()))
     around = runtime.starting.around(order, peer, found.credentials, earlier=info, threads=limiter)
+    pending = PendingSpawn(await runtime.starting.prepare(around), around)
+    runtime.requests.spawn(pending, partial(_answered, runtime, info.id))
 
-    def answer(said: c.Answer) -> None:
-        if isinstance(said, c.SpawnRefused):
-            _tell(runtime, info.id, said.refusal.message)
-        elif isinstance(said, c.ErrorAnswer):
-            _tell(runtime, info.id, said.message)
 
-    runtime.starting.start(await runtime.starting.prepare(around), around, answer)
+def _answered(runtime: Runtime, run: RunId, said: c.Answer) -> None:
+    if isinstance(said, c.SpawnRefused):
+        _tell(runtime, run, said.refusal.message)
+    elif isinstance(said, c.ErrorAnswer):
+        _tell(runtime, run, said.message)
 
 
 def _tell(runtime: Runtime, run: RunId, why: str) -> None:

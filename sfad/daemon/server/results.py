@@ -10,7 +10,7 @@ from os import close
 from pathlib import Path
 
 from ...agents import AgentProgram, named
-from ...agents.text import Cursor, TextReader, answer, final_answer
+from ...agents.text import Cursor, TextReader, answer, final_answer, with_end
 from ...core.state.vocabulary import BY_AGENT
 from ...protocol import messages as m
 from ...protocol.errors import RequestError, wrong_state
@@ -47,6 +47,8 @@ def result(output: OutputFiles, info: RunInfo, request: m.Result) -> m.ResultTex
     if program is not None:
         data = answer(program, data, begins_inside=truncated, ended_by=_ended_by(info))
         truncated = False
+    elif not request.raw and (ended_by := _ended_by(info)):
+        data = with_end(data, ended_by)
     if not request.wrapped:
         text = newest_text(data, most)
         return m.ResultText(

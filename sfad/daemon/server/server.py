@@ -35,7 +35,6 @@ from .asker import Asker, Services, withdraw_calls
 from .clients import ClientTable
 from .connection import Connection, Looks
 from .dispatch import Dispatcher, Receiver
-from .fleet_nodes import Nodes
 from .shares import ClientBounds
 from .verbs.following import push
 
@@ -226,7 +225,7 @@ class ClientHandover:
             ]
             for token, askers in self.services.runtime.requests.askers().items()
         }
-        # the fleet's actor connects again by itself
+        # these connect again by themselves
         connections = [
             each.hand_over(now) for each in self.clients.by_fd.values() if each.on_close is None
         ]
@@ -310,8 +309,7 @@ class Server:
         )
         runtime.connections = self._clients.by_fd.__len__
         self._looks = Looks()
-        nodes = Nodes(runtime.fleet)
-        services = Services(runtime, bounds, self._clients.by_fd, self._looks, nodes)
+        services = Services(runtime, bounds, self._clients.by_fd, self._looks)
         dispatcher = Dispatcher(services)
         self._receiver = Receiver(resources, live, bounds, self._clients, dispatcher)
         self.handover = ClientHandover(services, self._clients, self._receiver, dispatcher)

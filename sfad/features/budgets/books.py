@@ -36,7 +36,7 @@ class Charged(Struct, frozen=True, array_like=True):
     partial: bool = False
     at_most: bool = False
     allowance: int = 0
-    """Nano-dollars that the keeper of the fleet lets this node charge."""
+    """Nano-dollars that the keeper lets this node charge."""
     given: dict[str, Given] = {}
     """What this node, as the keeper, has given to others."""
 

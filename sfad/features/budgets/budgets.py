@@ -50,7 +50,7 @@ class Budget:
     renews_at: float | None = None
     """When that is, on the shell's clock."""
     keeper: str | None = None
-    """The node of the fleet that gives this one its allowance; empty if that is not known yet.
+    """The machine that gives this one its allowance; empty if that is not known yet.
     `None`: this daemon keeps it."""
     allowance: int = 0
     """Nano-dollars that the keeper lets this node charge in this period."""

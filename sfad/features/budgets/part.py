@@ -17,7 +17,7 @@ from .told import AllowancesAsked, Charge, Draw
 
 
 def part(heart: Heart) -> Part:
-    purses, keeper, resources = heart.machine.purses(), heart.keeper(), heart.resources
+    purses, keeper, resources = heart.machine.purses(), heart.parts().keeper(), heart.resources
     assert isinstance(purses, BudgetPurses)
     charges = purses.charges
 

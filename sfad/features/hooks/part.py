@@ -17,8 +17,7 @@ from ...protocol.errors import bad_request, check_most, unavailable
 from ...protocol.messages import Events
 from ...protocol.sanitise import clean
 from ...protocol.types import Event, RunId, RunInfo
-from ...start.prepared import Prepared
-from ...start.surroundings import Surroundings
+from ...start.prepared import Prepared, Surroundings
 from ...storage.ledger import LedgerError
 from ...storage.ledger.records import EventFilter, read_event_page
 from .end_hooks import EndHooks

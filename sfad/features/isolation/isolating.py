@@ -15,8 +15,7 @@ from ...protocol.errors import unavailable
 from ...protocol.known import KNOWN_PROGRAMS
 from ...protocol.types import Isolation
 from ...runs.live import Live
-from ...start.prepared import Prepared
-from ...start.surroundings import Surroundings
+from ...start.prepared import Prepared, Surroundings
 from .feature import ISOLATION, IsolationConfig
 from .programs import VARIABLES
 from .sandbox import Sandbox, impossible

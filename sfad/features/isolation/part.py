@@ -6,8 +6,7 @@ from typing import Any
 from ...daemon.loop.seam import Heart, Part
 from ...protocol.errors import bad_request, too_many
 from ...protocol.types import Isolation
-from ...start.prepared import Prepared
-from ...start.surroundings import Surroundings
+from ...start.prepared import Prepared, Surroundings
 from .feature import ISOLATION
 from .isolating import Isolating
 

@@ -16,5 +16,5 @@ def part(heart: Heart) -> Part:
         status=lambda peer, _scope: (
             {"otel": process.endpoint, "otel_trouble": process.trouble} if peer.owner else {}
         ),
-        is_own=lambda pid: pid == process.pid,
+        is_own=process.is_process,
     )

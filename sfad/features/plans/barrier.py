@@ -21,9 +21,8 @@ from ...core.state.run import Run, WindowHold
 from ...protocol import types
 from ...protocol.event_types import EventType
 from ...protocol.known import provider_of
-from ...protocol.requests.fleet import SharedSubscription
 from ...protocol.requests.gateway import AdmitCall, EndCall, SeeSubscription
-from ...protocol.requests.subscriptions import Provider, SeenWindow
+from ...protocol.requests.subscriptions import Provider, SeenWindow, SharedSubscription
 from ...protocol.types import LimitKind, RunId, Severity, Status
 from .feature import NAME, Kept, PlansConfig
 from .windows import (

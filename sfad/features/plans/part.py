@@ -11,8 +11,8 @@ from ...core.state.access import Peer, Scope
 from ...daemon.loop.seam import Heart, Part
 from ...durable.snapshots import Changes
 from ...host.clock import wall_clock
-from ...protocol.requests.fleet import SharedSubscription
 from ...protocol.requests.gateway import SeeSubscription
+from ...protocol.requests.subscriptions import SharedSubscription
 from .barrier import Subscriptions
 from .saved import SubscriptionBooks, changes
 from .showing import accounts_of

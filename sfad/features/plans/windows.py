@@ -12,8 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ...protocol.known import LENGTHS
-from ...protocol.requests.fleet import SharedSubscription
-from ...protocol.requests.subscriptions import Provider, SeenWindow
+from ...protocol.requests.subscriptions import Provider, SeenWindow, SharedSubscription
 from ...protocol.types import RunId
 from .feature import Kept
 

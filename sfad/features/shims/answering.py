@@ -10,7 +10,7 @@ from ...daemon.loop.own_servers import server_call
 from ...processes import kernel
 from ...protocol.messages import OwnProgram, OwnServerAsked, Reply, Spawn
 from ...runs.live import Live
-from ...start.surroundings import Surroundings
+from ...start.prepared import Surroundings
 
 
 class Answering:

@@ -26,8 +26,7 @@ from ...protocol.messages import Spawn
 from ...protocol.types import Isolation, RunId, RunInfo, Worktree
 from ...runs.decided import Parts
 from ...runs.live import Live
-from ...start.prepared import Prepared
-from ...start.surroundings import Surroundings
+from ...start.prepared import Prepared, Surroundings
 from .feature import WORKTREE, AgentWorktrees, branch_of, slug
 from .record import Record
 from .steps import look_words, step_words

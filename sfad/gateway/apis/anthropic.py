@@ -58,6 +58,7 @@ class _AnthropicBlock(msgspec.Struct):
 
 
 class _AnthropicMessage(msgspec.Struct):
+    type: Any = None
     model: Any = None
     usage: Any = None
     stop_reason: Any = None
@@ -134,7 +135,7 @@ class _AnthropicReader(ReplyReader):
 
     def event(self, data: bytes) -> None:
         event = _EVENT.decode(data)
-        self.fail(event.error)
+        self.fail(event.error or (event.type == "error" and event.type))
         if event.type == "message_start" and event.message is not None:
             self.serve(event.message.model)
             self._count(event.message.usage)
@@ -159,7 +160,7 @@ class _AnthropicReader(ReplyReader):
     def document(self, data: bytes) -> None:
         message = _MESSAGE.decode(data)
         self.serve(message.model)
-        self.fail(message.error)
+        self.fail(message.error or (message.type == "error" and message.type))
         self._count(message.usage)
         self.told = isinstance(message.usage, dict)
         self.cut = message.stop_reason == "max_tokens"
@@ -178,15 +179,14 @@ class _AnthropicReader(ReplyReader):
                 usage[name] = told
         said = anthropic_usage(usage)
         self._lost |= lost
-        said = said._replace(lost=said.lost | self._lost)
+        absent = {"input_tokens"} if usage.get("input_tokens") is None else set()
+        said = said._replace(lost=said.lost | self._lost | absent)
         self.tiers = words(
             speed=usage.get("speed"),
             inference_geo=usage.get("inference_geo"),
             service_tier=usage.get("service_tier"),
         )
-        tools = usage.get("server_tool_use")
-        searches = tools.get("web_search_requests") if isinstance(tools, dict) else 0
-        self.fees_usd = counters.number(searches) * ANTHROPIC_FEES["web_search"]
+        self.fees_usd = said.searches * ANTHROPIC_FEES["web_search"]
         self.take_usage(self._with_iterations(said, usage.get("iterations")))
 
     def _with_iterations(self, said: Said, iterations: Any) -> Said:
@@ -198,13 +198,15 @@ class _AnthropicReader(ReplyReader):
         self.others = {}
         for each in iterations if isinstance(iterations, list) else ():
             kind = each.get("type") if isinstance(each, dict) else None
-            more, *_, lost = anthropic_usage(each)[:3]
+            more, least, lost = anthropic_usage(each)[:3]
             said = said._replace(lost=said.lost | lost)
             if kind == "compaction":
-                tokens = counters.plus(said.tokens, more)
-                said = said._replace(tokens=tokens, sure=tokens)
+                said = said._replace(
+                    tokens=counters.plus(said.tokens, more), sure=counters.plus(said.sure, least)
+                )
             elif kind == "advisor_message" and len(self.others) < MAX_ADVISORS:
                 model = counters.printable(each.get("model"), MODEL_MAX)
+                said = said._replace(lost=said.lost if model else said.lost | {"model"})
                 self.others[model] = counters.plus(self.others.get(model, Tokens()), more)
         return said
 

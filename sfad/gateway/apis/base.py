@@ -236,7 +236,7 @@ class ReplyReader(ABC):
             self._begin(data)
         if self._events is not None:
             for event in self._events.feed(data):
-                self._decoded(self.event, event)
+                self._take_event(event)
         elif self._document is not None:
             self._document += data
             if len(self._document) > self._cut_at:
@@ -264,7 +264,7 @@ class ReplyReader(ABC):
         if self._document is not None:
             self._read = self._decoded(self.document, bytes(self._document))
         for event in self._events.feed(b"\n\n") if self._events is not None else ():
-            self._decoded(self.event, event)  # some servers leave out the last blank line
+            self._take_event(event)  # some servers leave out the last blank line
 
     @property
     def held(self) -> int:
@@ -313,6 +313,12 @@ class ReplyReader(ABC):
         if len(self.tools) < MAX_TOOL_USES:
             self.tools.append(tool)
 
+    def _take_event(self, data: bytes) -> None:
+        """Take the data of an event, or of several: some servers leave out the blank lines."""
+        if not self._decoded(self.event, data) and b"\n" in data:
+            for line in data.split(b"\n"):
+                self._decoded(self.event, line)
+
     def _decoded(self, take: Callable[[bytes], None], data: bytes) -> bool:
         """Return whether the data have the form that is expected. Others tell nothing; what is not
         told is estimated."""
@@ -333,6 +339,11 @@ class Api(ABC):
     """Whole paths of requests that cost nothing, apart from those whose method only reads or
     deletes."""
     factors: Factors
+
+    def at(self, host: str) -> "Api":
+        """Return the format as a server has it."""
+        del host
+        return self
 
     def path(self, path: str) -> str:
         """Return the path that the provider has for a program's path."""
@@ -368,13 +379,19 @@ class Api(ABC):
     def reply(self, *, streamed: bool) -> ReplyReader:
         """Return what reads the reply of a call."""
 
-    def factor(self, model: str, asked: Mapping[str, str], told: Mapping[str, str]) -> float:
+    def factor(
+        self, model: str, asked: Mapping[str, str], told: Mapping[str, str], url: str = ""
+    ) -> float:
         """Return what the tiers that were asked for, or what the reply tells instead, multiply all
         prices of a model by. That a tier is cheaper counts only where the reply tells it, because
-        an upstream may not have it."""
+        an upstream may not have it, and if `url` is that of a provider whose price it is: `flex` of
+        Groq costs no less (https://console.groq.com/docs/flex-processing)."""
         only_asked = [tier for name, tier in asked.items() if name not in told]
         most = (max(1.0, factor_of(self.factors, model, [tier])) for tier in only_asked)
-        return prod(most, start=factor_of(self.factors, model, told.values()))
+        is_told = factor_of(self.factors, model, told.values())
+        if url and _HAS_TIERS.match(url) is None:
+            is_told = max(1.0, is_told)
+        return prod(most, start=is_told)
 
     def least_factor(self, model: str, asked: Mapping[str, str], told: Mapping[str, str]) -> float:
         """Return what `factor` is at least: a dearer tier that was asked for is not always what a
@@ -389,6 +406,10 @@ class Api(ABC):
         return method in _CHANGES_NOTHING or self.free.fullmatch(path) is not None
 
 
+_HAS_TIERS = re.compile(
+    r"https://([\w-]+\.)*(anthropic\.com|openai\.com|azure\.com|googleapis\.com)(?![\w.-])"
+)
+"""Addresses of providers whose tiers the factors are of."""
 _CHANGES_NOTHING = {"GET", "HEAD", "OPTIONS", "DELETE"}
 ANY_PREFIX = r"(?:/[A-Za-z0-9._-]+)*"
 """Before the path of a free request: the version, a project."""
@@ -596,8 +617,8 @@ _TOOLS = msgspec.json.Decoder(list[_ServerTool])
 
 
 def words(**told: Any) -> dict[str, str]:
-    """Return the fields that have a word."""
-    return {name: word for name, word in told.items() if isinstance(word, str)}
+    """Return the fields that have a word, in lower case."""
+    return {name: word.lower() for name, word in told.items() if isinstance(word, str)}
 
 
 def most_fees(

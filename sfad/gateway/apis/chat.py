@@ -12,6 +12,7 @@ from .base import (
     CHAT_SEARCH,
     IMAGE_OUTPUT,
     LEAST_SEARCH,
+    MAX_FIELDS,
     MAX_TOOL_USES,
     MODEL_MAX,
     Api,
@@ -99,6 +100,11 @@ class _ChatApi(Api):
     (https://learn.microsoft.com/azure/ai-foundry/openai/reference)."""
     free = OPENAI_FREE
     factors = OPENAI_FACTORS
+    maximum = "max_completion_tokens"
+    """The field for a maximum output, where a request has none."""
+
+    def at(self, host: str) -> Api:
+        return _MISTRAL if host == "mistral.ai" or host.endswith(".mistral.ai") else self
 
     def asked(self, path: re.Match[str], body: bytes) -> ModelCall:
         request = RequestFields(body)
@@ -135,7 +141,7 @@ class _ChatApi(Api):
             if bytes(request.get(name, b"null")) != b"null"
         ]
         return msgspec.json.encode(
-            request | dict.fromkeys(names or ["max_completion_tokens"], encoded(tokens))
+            request | dict.fromkeys(names or [self.maximum], encoded(tokens))
         )
 
     def completed(self, body: bytes) -> bytes:
@@ -159,7 +165,7 @@ class _ChatReader(ReplyReader):
         super().__init__(streamed=streamed)
         self._calls: dict[tuple[int, int], OpenToolUse] = {}
         self._finished = False
-        self._tells = False
+        self._usage: dict[str, Any] = {}
 
     def event(self, data: bytes) -> None:
         if data.strip() == b"[DONE]":
@@ -187,7 +193,7 @@ class _ChatReader(ReplyReader):
         self.written += counters.size(_text(said.content), said.refusal)
         self.begun |= bool(said.reasoning_details or said.tool_calls)
         if any(_cites(each) for each in said.annotations or ()):
-            self._search()
+            self._search(1)
         if said.audio is not None:
             self.written += counters.size(said.audio.transcript)
             self.shown("audio", pcm_tokens(said.audio.data))
@@ -202,8 +208,9 @@ class _ChatReader(ReplyReader):
             open_.add(call.function.arguments)
             self.written += counters.size(call.function.arguments)
 
-    def _search(self) -> None:
-        self.fees_usd, self.unsure_fees_usd = CHAT_SEARCH, CHAT_SEARCH - LEAST_SEARCH
+    def _search(self, searches: int) -> None:
+        self.fees_usd = max(self.fees_usd, searches * CHAT_SEARCH)
+        self.unsure_fees_usd = self.fees_usd * (1 - LEAST_SEARCH / CHAT_SEARCH)
 
     def _finish(self) -> None:
         self._finished = True
@@ -216,17 +223,22 @@ class _ChatReader(ReplyReader):
         self.tiers = words(service_tier=completion.service_tier) or self.tiers
         self.serve(completion.model)
         if completion.search_results or _SEARCHES.search(self.model):
-            self._search()
+            self._search(1)
         for error in (completion.error, *(choice.error for choice in completion.choices)):
             self.fail(error)
         groq = completion.x_groq.usage if completion.x_groq is not None else None
         places = (completion.usage, groq, *(choice.usage for choice in completion.choices))
         usage = next((each for each in places if isinstance(each, dict) and each), None)
-        if usage is not None:
-            self.take_usage(openai_usage(usage))
-            self._tells = True
+        if usage is not None and len(self._usage) <= MAX_FIELDS:
+            # some repeat a part of it, or zeros, after its cost
+            self._usage |= {
+                name: told for name, told in usage.items() if told or name not in self._usage
+            }
+            said = openai_usage(self._usage)
+            self._search(said.searches)
+            self.take_usage(said)
         # some servers tell in each event what has come by then, and some before the last words
-        self.told = self._tells and self._finished
+        self.told = bool(self._usage) and self._finished
 
 
 def _text(content: Any) -> str:
@@ -243,5 +255,16 @@ def _cites(annotation: Any) -> bool:
     return isinstance(annotation, dict) and annotation.get("type") == "url_citation"
 
 
+class _MistralApi(_ChatApi):
+    """Mistral answers 422 to fields that it does not know
+    (https://github.com/openai/openai-agents-python/issues/442), and tells the usage of each
+    stream."""
+
+    maximum = "max_tokens"
+
+    def completed(self, body: bytes) -> bytes:
+        return body
+
+
 _COMPLETION = LenientDecoder(_ChatCompletion)
-CHAT = _ChatApi()
+CHAT, _MISTRAL = _ChatApi(), _MistralApi()

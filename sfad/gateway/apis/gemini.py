@@ -184,6 +184,15 @@ def _tier(told: Any) -> str | None:
     return told.removeprefix("SERVICE_TIER_").lower() if isinstance(told, str) else None
 
 
+_TRAFFIC = {
+    "ON_DEMAND": "standard",
+    "ON_DEMAND_PRIORITY": "priority",
+    "ON_DEMAND_FLEX": "flex",
+}
+"""Tiers as Vertex AI tells them
+(https://docs.cloud.google.com/vertex-ai/generative-ai/docs/priority-paygo)."""
+
+
 def _fees(told: _GeminiGrounding) -> float:
     """Return what the searches of a reply cost at most."""
     queries = len([*(told.web_search_queries or ()), *(told.image_search_queries or ())])
@@ -235,7 +244,8 @@ class _GeminiReader(ReplyReader):
         if isinstance(usage, dict):  # each event repeats it, with what has come by then
             self._usage |= {name: told for name, told in usage.items() if told is not None}
             self.take_usage(gemini_usage(self._usage))
-            self.tiers = words(serviceTier=_tier(self._usage.get("serviceTier")))
+            traffic = _TRAFFIC.get(str(self._usage.get("trafficType")))
+            self.tiers = words(serviceTier=_tier(self._usage.get("serviceTier")) or traffic)
             self.told = self._finished
 
     def _show(self, blob: _GeminiBlob) -> None:

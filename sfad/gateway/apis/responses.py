@@ -37,6 +37,7 @@ class _ResponsesAction(msgspec.Struct):
 
 class _ResponsesItem(msgspec.Struct):
     type: str = ""
+    status: Any = None
     name: Any = None
     arguments: Any = None
     input: Any = None
@@ -167,7 +168,7 @@ class _ResponsesReader(ReplyReader):
 
     def _call(self, item: _ResponsesItem) -> None:
         fee = 0.0 if _is_look(item) else fee_of_use(OPENAI_FEES, item.type)
-        unsure = fee if item.type in _UNSURE_FEES else 0.0
+        unsure = fee if item.type in _UNSURE_FEES or item.status == "failed" else 0.0
         if fee and item.type == "web_search_call" and _UNREASONING.match(self.model):
             most = OPENAI_FEES["web_search_preview"]
             fee, unsure = most, most - fee  # the reply does not tell which it was

@@ -6,7 +6,7 @@ and cannot be read is noted: the figures are then a lower bound.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, get_args
 
@@ -32,6 +32,12 @@ class Said(NamedTuple):
     """The cost, where the provider says it itself."""
     lifetimes: bool = False
     """Whether it says how long the caches are kept that were written."""
+    searches: int = 0
+    """Searches of the web that the provider has made."""
+
+
+_Parts = dict[Modality, int]
+"""Tokens by modality."""
 
 
 @dataclass(slots=True)
@@ -51,25 +57,27 @@ class _Fields:
     def _number(self, name: str) -> int:
         value = self.get(name)
         found = number(value)
-        if not found and value is not None and not (type(value) in {int, float} and value == 0):
-            self.lost.add(name)
-        return found
+        if value is None or value == found:
+            return found
+        self.lost.add(name)  # also a part of a token
+        return 0
 
     def inner(self, *names: str) -> "_Fields":
-        """Return the first of these that is there."""
-        found = next((name for name in names if self.get(name) is not None), "")
+        """Return the first of these that is there. An empty list is what PHP writes for an empty
+        object."""
+        found = next((name for name in names if self.get(name) not in (None, [])), "")
         value = self.get(found)
         if value is not None and not isinstance(value, dict):
             self.lost.add(found)
         return _Fields(value, self.lost)
 
-    def by_modality(self, suffix: str = "_tokens") -> dict[Modality, int]:
-        return {mode: count for mode in MODALITIES if (count := self.count(f"{mode}{suffix}"))}
+    def by_modality(self) -> _Parts:
+        return {mode: count for mode in MODALITIES if (count := self.count(f"{mode}_tokens"))}
 
-    def listed(self, *names: str) -> dict[Modality, int]:
+    def listed(self, *names: str) -> _Parts:
         """Return the tokens by modality as Gemini lists them. A document counts as text: both have
         one price."""
-        found: dict[Modality, int] = {}
+        found: _Parts = {}
         for name in names:
             value = self.get(name)
             if value is not None and not isinstance(value, list):
@@ -79,9 +87,18 @@ class _Fields:
                 mode, count = str(part.get("modality")).lower(), part.count("tokenCount")
                 if mode in MODALITIES:
                     found[mode] = found.get(mode, 0) + count
-                elif count and mode not in {"text", "document"}:
+                elif not isinstance(each, dict) or (count and mode not in {"text", "document"}):
                     self.lost.add(name)  # a modality that has come later may cost more
         return found
+
+    def whole(self, name: str, take: Callable[[], _Parts]) -> _Parts | None:
+        """Return the parts that a field tells; `None` if it is not there, or not all of it can be
+        read."""
+        if not self.get(name):
+            return None
+        before = set(self.lost)
+        parts = take()
+        return parts if self.lost == before else None
 
 
 def openai_usage(usage: Any) -> Said:
@@ -122,21 +139,29 @@ def openai_usage(usage: Any) -> Said:
     reasoning = out.count("reasoning_tokens")
     if not in_all and reasoning > output:
         beside, reasoning = reasoning, 0  # it is not a part of the output; nothing confirms that
-    spoken, read = out.by_modality(), into.inner("cached_tokens_details")
+    tokens, least = _with_beside(tokens, least, beside, certain=beside == reasoning)
     said = _said(
+        told,
         _long(tokens, long),
         _long(least, long),
         into.by_modality(),
-        None if read.of is None else read.by_modality(),
-        spoken,
+        into.whole("cached_tokens_details", into.inner("cached_tokens_details").by_modality),
+        out.by_modality(),
     )
-    said = _with_beside(said, beside, sure=beside == reasoning)
     if told.get("cost_in_usd_ticks") is None:
         # Mistral prices audio by the second (https://mistral.ai/pricing), and xAI its own tools
         # (https://docs.x.ai/docs/models#tools-pricing), not by tokens
         told.lost |= {name for name in _BEYOND_TOKENS if told.count(name)}
+    if tokens.input and not total:
+        told.lost.add("prompt_tokens")  # what is beside the caches is not told
+    # LiteLLM's, of what Anthropic and others tell
+    searches = told.inner("server_tool_use").count("web_search_requests")
+    cost = _said_cost(told)
     return said._replace(
-        lost=frozenset(told.lost), cost_usd=said_cost(usage), lifetimes=lives.of is not None
+        lost=frozenset(told.lost),
+        cost_usd=cost,
+        lifetimes=lives.of is not None,
+        searches=searches,
     )
 
 
@@ -152,7 +177,15 @@ def _with_caches(
     `in_all`: what the server says of input and output together."""
     inside = counters.tokens_in_all(total=total, read=read, written=written, output=output)
     if read + written <= total:
-        return inside, inside
+        if not in_all or in_all >= total + output:
+            return inside, inside
+        # less than its parts: one of them is too high
+        return inside, counters.tokens_in_all(
+            total=max(0, in_all - output),
+            read=read,
+            written=written,
+            output=max(0, in_all - total),
+        )
     if in_all and in_all == total + output:
         return counters.tokens_in_all(total=total, written=written, output=output), inside
     beside = counters.tokens(fresh=total, read=read, written=written, output=output)
@@ -165,15 +198,20 @@ def anthropic_usage(usage: Any) -> Said:
     lives = told.inner("cache_creation")
     long = lives.count("ephemeral_1h_input_tokens")
     short = lives.count("ephemeral_5m_input_tokens")
-    tokens = counters.tokens(
+    written = max(told.count("cache_creation_input_tokens"), long + short)
+    sure = counters.tokens(
         fresh=told.count("input_tokens"),
         read=told.count("cache_read_input_tokens"),
-        written=max(told.count("cache_creation_input_tokens"), long + short),
+        written=written,
         long=long,
         output=told.count("output_tokens"),
     )
-    lost, split = frozenset(told.lost), bool(long or short)
-    return Said(tokens, tokens, lost, said_cost(usage), lifetimes=split)
+    # beside those for an hour, the rest is for five minutes; beside these, nothing tells that
+    rest = written - short if lives.get("ephemeral_5m_input_tokens") is not None else long
+    tokens = replace(sure, long_write=rest) if long or short else sure
+    searches = told.inner("server_tool_use").count("web_search_requests")
+    cost = _said_cost(told)
+    return Said(tokens, sure, frozenset(told.lost), cost, bool(long or short), searches)
 
 
 def gemini_usage(usage: Any) -> Said:
@@ -188,36 +226,41 @@ def gemini_usage(usage: Any) -> Said:
         output=output,
         in_all=told.count("totalTokenCount"),
     )
-    read = told.listed("cacheTokensDetails") if told.get("cacheTokensDetails") else None
+    beside = max(0, told.count("totalTokenCount") - tokens.input - output)
+    beside = beside if total or output else 0
+    tokens, least = _with_beside(tokens, least, beside, certain=False)
     said = _said(
+        told,
         tokens,
         least,
         told.listed("promptTokensDetails", "toolUsePromptTokensDetails"),
-        read,
+        told.whole("cacheTokensDetails", lambda: told.listed("cacheTokensDetails")),
         told.listed("candidatesTokensDetails"),
     )
-    beside = max(0, told.count("totalTokenCount") - tokens.input - output)
-    beside = beside if total or output else 0
-    return _with_beside(said, beside, sure=False)._replace(lost=frozenset(told.lost))
+    return said._replace(lost=frozenset(told.lost))
 
 
-def said_cost(usage: Any) -> float | None:
+def _said_cost(told: _Fields) -> float | None:
     """Return the cost in USD that a provider or a router says itself, if it does.
 
     OpenRouter's credits are USD, and where it uses the caller's own key for a provider, that
     provider's bill comes on top (https://openrouter.ai/docs/use-cases/usage-accounting). Perplexity
-    says an object (https://docs.perplexity.ai/guides/pricing), xAI ticks."""
-    told = _Fields(usage)
+    says an object (https://docs.perplexity.ai/guides/pricing), xAI ticks. Where a part is not said,
+    the field `cost` is lost."""
     said = told.get("cost")
-    cost = _usd(said.get("total_cost")) if isinstance(said, dict) else _usd(said)
+    said = said.get("total_cost") if isinstance(said, dict) else said
+    cost, byok = _usd(said), told.get("is_byok")
     if cost is None and (ticks := told.count("cost_in_usd_ticks")):
         return ticks / TICKS_PER_USD
-    upstream = _usd(told.inner("cost_details").get("upstream_inference_cost"))
-    if told.get("is_byok") is True:
-        return upstream if cost is None else cost + (upstream or 0.0)
-    if cost is None or told.get("is_byok") is False:
+    if byok is False or (cost is None and byok is not True):
         return cost
-    return cost + (upstream or 0.0)
+    billed = told.inner("cost_details").get("upstream_inference_cost")
+    upstream = _usd(billed)
+    if (cost is None and said is not None) or (upstream is None and (byok or billed is not None)):
+        told.lost.add("cost")
+    if byok and upstream is None:
+        return None  # the list price is nearer to the bill than the router's fee
+    return (cost or 0.0) + (upstream or 0.0)
 
 
 def _usd(said: Any) -> float | None:
@@ -232,33 +275,55 @@ def _long(tokens: Tokens, long: int) -> Tokens:
     return replace(tokens, long_write=min(long, tokens.cache_write))
 
 
+_CACHES = {
+    "prompt_tokens_details", "input_tokens_details", "prompt_token_details", "cached_tokens",
+    "prompt_cache_hit_tokens", "num_cached_tokens", "cache_read_input_tokens",
+    "cachedContentTokenCount",
+}  # fmt: skip
+"""Fields without which all input may have been read from a cache."""
+
+
 def _said(
+    told: _Fields,
     tokens: Tokens,
     sure: Tokens,
-    inputs: Mapping[Modality, int],
-    read: Mapping[Modality, int] | None,
-    outputs: Mapping[Modality, int],
+    inputs: _Parts,
+    read: _Parts | None,
+    outputs: _Parts,
 ) -> Said:
     """Return the tokens with their modalities. `sure`: what they are at least; `read`: those read
-    from a cache; where that is not told, the text is taken to have been read first, which costs the
-    most."""
+    from a cache; where that is not told, or is no part of the input, the text is taken to have been
+    read first, which costs the most."""
     text = tokens.input - sum(inputs.values())
-    dear, cheap = max(0, tokens.cached - max(0, text)), tokens.cached
+    if read is not None and not _is_part(read, tokens.cached, inputs, text):
+        told.lost.add("cached_tokens")
+        read = None
+    if not tokens.cached and told.lost & _CACHES:
+        sure = replace(sure, cached=sure.input - sure.cache_write)
+    dear, cheap = max(0, tokens.cached - max(0, text)), sure.cached
     most, least = dict(read or {}), dict(read or {})
     for mode, count in inputs.items() if read is None else ():
         most[mode], least[mode] = min(dear, count), min(cheap, count)
         dear, cheap = dear - most[mode], cheap - least[mode]
     return Said(
-        _with_modes(tokens, inputs, most, outputs), _with_modes(sure, inputs, least, outputs)
+        _with_modes(tokens, inputs, most, outputs),
+        _with_modes(
+            sure,
+            inputs if text >= 0 else {},
+            least,
+            outputs if sum(outputs.values()) <= tokens.output else {},
+        ),
     )
 
 
-def _with_modes(
-    tokens: Tokens,
-    inputs: Mapping[Modality, int],
-    read: Mapping[Modality, int],
-    outputs: Mapping[Modality, int],
-) -> Tokens:
+def _is_part(read: _Parts, cached: int, inputs: _Parts, text: int) -> bool:
+    """Return whether the parts that were read from a cache are parts of the input, and what is left
+    of the cache is text."""
+    fits = all(count <= inputs.get(mode, 0) for mode, count in read.items())
+    return fits and 0 <= cached - sum(read.values()) <= max(0, text)
+
+
+def _with_modes(tokens: Tokens, inputs: _Parts, read: _Parts, outputs: _Parts) -> Tokens:
     modes = {
         mode: Tokens(
             input=inputs.get(mode, 0),
@@ -284,8 +349,9 @@ def clipped(tokens: Tokens) -> Tokens:
     return replace(tokens, modes=modes)
 
 
-def _with_beside(said: Said, beside: int, *, sure: bool) -> Said:
+def _with_beside(
+    tokens: Tokens, sure: Tokens, beside: int, *, certain: bool
+) -> tuple[Tokens, Tokens]:
     """Add tokens that are only in the total: they are output, as hidden thinking is."""
-    tokens = replace(said.tokens, output=said.tokens.output + beside)
-    least = replace(said.sure, output=tokens.output) if sure else said.sure
-    return said._replace(tokens=tokens, sure=least)
+    charged = replace(tokens, output=tokens.output + beside)
+    return charged, replace(sure, output=charged.output) if certain else sure

@@ -156,7 +156,7 @@ class RunCpus:
     def of(self, run: LaunchedRun) -> Cpus | None:
         """Return those of the nearest run that is bound. The daemon starts every run, so a child
         run inherits none."""
-        return next((above.cpus for above in run.upwards() if above.cpus is not None), None)
+        return run.cpus if run.cpus is not None or run.parent is None else self.of(run.parent)
 
     def rebind(self, run: LaunchedRun) -> None:
         """Bind the live processes of a run and its descendants. Raises `OSError`."""

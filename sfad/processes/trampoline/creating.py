@@ -253,6 +253,9 @@ class ProcessCreator:
 
     def __init__(self, trampoline: Trampoline) -> None:
         self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+        # asked once, and not for each child: a hard limit can be lowered, and nothing does that
+        self._hard_nofile = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        self._hard_msgqueue = resource.getrlimit(resource.RLIMIT_MSGQUEUE)[1]
         self._trampoline = trampoline
         self._interactive = python()
         """For commands with a terminal: only this trampoline lets Ctrl-Z stop them."""
@@ -286,7 +289,7 @@ class ProcessCreator:
 
         It executes the first of `files` that is there, with `env` instead of the environment in
         `spec`. `door`, `report` and `gate` are the trampoline's descriptors, and stay the caller's.
-        `nofile` and the door's `msgqueue` are its soft limits and `cpus` are its CPUs, where they
+        `nofile` and the door's `msgqueue` are its soft limits, and `cpus` are its CPUs, where they
         differ from the daemon's. The caller has refused null bytes, at which the C strings would
         end."""
         stdio = [self._null if fd is None else fd for fd in (spec.stdin, spec.stdout, spec.stderr)]
@@ -298,15 +301,11 @@ class ProcessCreator:
         trampoline = self._interactive if terminal else self._trampoline
         argv = trampoline.argv(spec.umask, spec.cwd, files, spec.argv)
         env = env if trampoline.image is not None else sealed(env)
-        limits = dict(
-            filter(
-                None,
-                (
-                    _limit(resource.RLIMIT_NOFILE, nofile),
-                    _limit(resource.RLIMIT_MSGQUEUE, door.msgqueue),
-                ),
-            )
-        )
+        limits: Limits = {}
+        if nofile is not None:
+            limits[resource.RLIMIT_NOFILE] = nofile, self._hard_nofile
+        if door.msgqueue is not None:
+            limits[resource.RLIMIT_MSGQUEUE] = door.msgqueue, self._hard_msgqueue
         opened: list[int] = []
         try:
             given = (*stdio, self._null, report, gate, trampoline.image)
@@ -395,12 +394,6 @@ def _above(fd: int, opened: list[int]) -> int:
     after the other."""
     opened.append(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, FD_FREE))
     return opened[-1]
-
-
-def _limit(kind: int, soft: int | None) -> tuple[int, tuple[int, int]] | None:
-    """Return the limit to set in a child, if it differs from that of this process."""
-    mine = resource.getrlimit(kind)
-    return (kind, (soft, mine[1])) if soft is not None and soft != mine[0] else None
 
 
 def _describe(actions: object, sources: Sequence[int], *, terminal: bool) -> None:

@@ -12,6 +12,4 @@
 `daemon`      the daemon itself
 `gateway`     what the gateway asks the daemon
 `subscriptions` the windows of subscriptions
-`shipping`    files that are sent with a run to another node, and brought back
-`fleet`       ways to other nodes, and what their daemons ask each other
 """

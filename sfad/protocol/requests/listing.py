@@ -16,10 +16,10 @@ class Info(Request, tag="info"):
 
 class List(Request, tag="list"):
     """Return a page of runs, oldest first: every matching live run, and the newest `rows` matching
-    ended ones. Answered by `RunList`.
+    ended ones; or with `after` the oldest `rows` of all. Answered by `RunList`.
 
     A page that is not the last may hold fewer runs than `rows`, even none. A run that ends between
-    two pages may be in both.
+    two pages may be in both, unless they are read with `after`.
     """
 
     repeats = 1
@@ -50,12 +50,19 @@ class List(Request, tag="list"):
     """Only runs whose `model` is this; `*` stands for any characters."""
     limits: bool = True
     """False: ended runs come without limits, and without what is `None` or as its default."""
+    after: RunId | None = None
+    """Only runs with higher ids, live or ended, the oldest `rows` of them; empty: from the first
+    run on."""
+    queued: int | None = None
+    """Of live runs, at most so many queued ones, those that were queued first."""
 
 
 class RunList(Reply, tag="runs"):
     runs: list[RunInfo]
     next: RunId | None = None
-    """`before` of the next page; `None`: this is the last."""
+    """`before`, or `after`, of the next page; `None`: this is the last."""
+    queued: int = 0
+    """Queued runs that were left out; see `List.queued`."""
 
 
 class WatchRuns(Request, tag="watch_runs"):

@@ -35,13 +35,16 @@ class ResultText(Reply, tag="result"):
 
 class Events(Request, tag="events"):
     """Return the oldest `rows` events (at most 1 000) with a higher number than `after`, or without
-    it the newest ones. Answered by `EventPage`. With `follow`, after a page that is the last, each
-    later event comes as `EventPush`. A client that is cut off asks again with the last number that
-    it has seen."""
+    it the newest ones. Answered by `EventPage`, which may have fewer, even none, and not be the
+    last: a search looks at 100 000 events at once. With `follow`, after a page that is the last,
+    each later event comes as `EventPush`. A client that is cut off asks again with the last number
+    that it has seen."""
 
     repeats = ALWAYS
 
     after: int | None = None
+    before: int | None = None
+    """Without `after`: only events with lower numbers."""
     cursor: str = ""
     """Of a fleet, in place of `after`: where the last answer has ended."""
     rows: int = 50
@@ -65,6 +68,9 @@ class EventPage(Reply, tag="events"):
     """`after` for the next page, or to resume later."""
     more: bool = False
     """There are further pages."""
+    older: int | None = None
+    """Of a request without `after`: `before` for the page of older events; `None`: there are
+    none."""
     cursor: str = ""
     """Of a fleet, as `Events.cursor`."""
 

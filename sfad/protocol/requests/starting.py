@@ -43,7 +43,7 @@ class Continuation(Struct, frozen=True, kw_only=True):
     agent. False: refuse."""
 
 
-class Spawn(Request, tag="spawn"):
+class Spawn(Request, tag="spawn", frozen=True):  # type: ignore[misc]  # others are numbered in place
     """Start a run. Answered by `RunReply` once the command has been executed, could not be executed
     or is queued; by `Refused`; or, to a shim, by `OwnProgram` or `OwnServerAsked`.
 
@@ -190,7 +190,7 @@ class Spawn(Request, tag="spawn"):
     counts instead of that of the ended run."""
 
 
-OF_FEATURES = ("on_end", "isolation", "worktree")
+OF_FEATURES = ("on_end", "isolation", "worktree", "ship")
 """Fields of `Spawn` that a feature carries out. A daemon without it refuses them."""
 
 

@@ -75,3 +75,19 @@ class SeenWindow(Struct, frozen=True, kw_only=True):
     seconds: float | None = None
     """Its length."""
     rejected: bool = False
+
+
+class SharedSubscription(Struct, frozen=True, kw_only=True):
+    """What a node has heard of a subscription."""
+
+    provider: Provider
+    uid: int | None = None
+    """The user to whom it belongs; `None`: the operator."""
+    login: str = ""
+    """A hash of a credential."""
+    organization: str | None = None
+    plan_type: str | None = None
+    status: str | None = None
+    heard_at: float
+    """Unix time."""
+    windows: list[SeenWindow] = []

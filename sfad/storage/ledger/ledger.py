@@ -237,9 +237,11 @@ class Ledger:
         self._urgent: trio.Event | None = None
         """Set when `serve` is to write at once."""
         self._lingering = trio.CancelScope()
-        """Its deadline is when `serve` is to write the rest."""
-        self._lingers = False
-        """Whether it has one."""
+        self._wakes = math.inf
+        """Its deadline: when `serve` looks."""
+        self._due = math.inf
+        """When the rest is to be written, at the latest."""
+        self._before: list[Callable[[], object]] = []
         self._heard = 0
         """How many reports of the thread were heard."""
         self._rounds = rounds
@@ -309,21 +311,47 @@ class Ledger:
         self._put(op)
         return numbered
 
+    def before_next(self, call: Callable[[], object]) -> None:
+        """Call `call` before the next transaction, in the next round. It must not raise. While
+        nothing serves, it is called at once."""
+        if self._urgent is None:
+            call()
+            return
+        self._before.append(call)
+        # not by `_hurry`, which may have left it to the thread before this served
+        self._waking = True
+        self._urgent.set()
+
+    def _prepare(self) -> None:
+        calls, self._before = self._before, []
+        for call in calls:
+            call()
+
     def _put(self, op: Op) -> None:
-        served = self._urgent is not None
-        self._writer.put(op, urgent=op.urgent or served)
-        if op.urgent and not self._waking:
-            # once for everything that the trio thread does in one go: the requests of a burst share
-            # a transaction, and the two threads do not take the interpreter lock from each other
-            # between them
-            self._waking = True
-            if self._urgent is not None:
-                self._urgent.set()
-            else:
-                self._rounds.at_end(self._wake)
-        elif served and not self._lingers:
-            self._lingers = True
-            self._lingering.deadline = trio.current_time() + LINGER
+        served = self._urgent
+        if op.urgent or served is not None:
+            self._writer.add(op)
+        else:
+            self._writer.put(op)
+        if op.urgent:
+            if not self._waking:
+                self._hurry(served)
+        elif served is not None and self._due == math.inf:
+            now = trio.current_time()
+            self._due = now + LINGER
+            # to set it costs ten calls, and to let it come sixty
+            if not now + LINGER / 2 <= self._wakes <= self._due:
+                self._wakes = self._lingering.deadline = self._due
+
+    def _hurry(self, served: trio.Event | None) -> None:
+        # once for everything that the trio thread does in one go: the requests of a burst share a
+        # transaction, and the two threads do not take the interpreter lock from each other between
+        # them
+        self._waking = True
+        if served is not None:
+            served.set()
+        else:
+            self._rounds.at_end(self._wake)
 
     def _put_seen(self, op: Op, info: RunInfo, extra: RunExtra) -> None:
         self._put(op)
@@ -341,19 +369,22 @@ class Ledger:
         try:
             while True:
                 # one for many waits: it costs more than a wait
-                with trio.CancelScope() as self._lingering:
+                self._wakes = self._due
+                with trio.CancelScope(deadline=self._due) as self._lingering:
                     while True:
                         await self._urgent.wait()
                         self._write_now()
-                self._write_now()
+                if self._due <= trio.current_time():
+                    self._write_now()
         finally:
             self._urgent = None
+            self._prepare()
             self._wake()
 
     def _write_now(self) -> None:
-        self._urgent, self._waking = trio.Event(), False
-        if self._lingers:
-            self._lingers, self._lingering.deadline = False, math.inf
+        if self._before:
+            self._prepare()
+        self._urgent, self._waking, self._due = trio.Event(), False, math.inf
         result = self._writer.write_here(self._heard)
         if result is None:
             self._writer.wake()
@@ -368,6 +399,7 @@ class Ledger:
 
     async def flush(self) -> bool:
         """Return once everything queued before has been tried: true if all of it is in the file."""
+        self._prepare()
         outcome: list[bool] = []
         done = trio.Event()
 
@@ -382,6 +414,7 @@ class Ledger:
     def flush_now(self, timeout: float = 1.0) -> bool:
         """`flush` without letting another task run meanwhile. False after `timeout` seconds as
         well."""
+        self._prepare()
         outcome: SimpleQueue[bool] = SimpleQueue()
         self._writer.flush(outcome.put)
         try:

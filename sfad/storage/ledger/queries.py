@@ -1,12 +1,16 @@
 """Synchronous queries on a read-only connection.
 
-This module chooses the index of each query, because SQLite's planner has no statistics here. The
-first filter with an index drives the query; the others are written `+column = ?`, which hides their
-indices from the planner. Without such a filter a page walks the table itself, newest first.
+This module chooses the index of each query, because SQLite's planner has no statistics here. One
+filter with an index drives the query; the others are written `+column = ?`, which hides their
+indices from the planner. Without such a filter a page walks the table itself. A page that is not
+full at once is read by the index that leads farthest.
 
 What a page reads does not depend on the ledger's size: it walks at most `MAX_WALKED` rows or
-entries of the driving index, and ends there even if few rows match. The next page continues below.
-Only a tree is walked whole, because the guard bounds its size.
+entries of the driving index, and ends there even if few rows match. The next page goes on from
+there. Only a tree is walked whole, because the guard bounds its size.
+
+Pages lead from the newest run to the oldest, or with `List.after` from the oldest to the newest:
+the second way a client shows a list with the newest run last without holding it.
 """
 
 from __future__ import annotations
@@ -14,12 +18,14 @@ from __future__ import annotations
 import sqlite3
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from itertools import accumulate
 from operator import itemgetter
 from typing import Any
+
+from msgspec.structs import replace as replace_struct
 
 from ...core.state.access import Scope, means, values_of
 from ...core.state.run import run_id
@@ -60,10 +66,16 @@ MOST_BELOW = 20_000
 some 5 µs a row."""
 
 MAX_PAGES = 16
-"""Pages that are held, of 1000 runs each in some 100 KB."""
+"""Pages that are held, of 1000 runs each in some 100 KB; and times, see `Reader._lowest`."""
+
+MAX_TIMES = 100_000
+"""Entries of the index of times that a page walks at most: 5 ms."""
+
+MAX_UIDS = 8
+"""Uids of one user's name that are looked up by their index; with more, all runs are walked."""
 
 MAX_EVENTS = 100_000
-"""Events that are searched for those of one run: 20 ms."""
+"""Events that are searched at once: 20 ms."""
 
 _NO_NUMBER = 2**63 - 1
 
@@ -94,7 +106,19 @@ class Page:
     """Only runs whose command was executed."""
 
     @property
-    def below(self) -> int:
+    def up(self) -> bool:
+        """Whether pages lead from the oldest run to the newest."""
+        return self.query.after is not None
+
+    @property
+    def first(self) -> bool:
+        return self.query.before is None and not self.query.after
+
+    @property
+    def start(self) -> int:
+        """The number beyond which the page begins."""
+        if self.query.after is not None:
+            return number_of(self.query.after)
         return _NO_NUMBER if self.query.before is None else number_of(self.query.before)
 
     @property
@@ -106,6 +130,8 @@ class Page:
         ids, see `needs_lineage`."""
         query = self.query
         if query.before is not None and not (info.status.terminal and info.id < query.before):
+            return False
+        if query.after is not None and info.id <= query.after:
             return False
         return (
             (not query.status or info.status in query.status)
@@ -149,23 +175,34 @@ class Selection:
 
     live: list[int]
     ended: list[Ended]
-    """The newest first."""
+    """In the order of the pages: the newest first, or the oldest."""
     reached: int = 0
-    """The selection has every matching run that has ended with this number or a higher one; there
-    may be more with lower numbers. 0: there are no more."""
+    """The selection has every matching run that has ended between the start of the page and this
+    number; beyond it there may be more. 0: there are no more."""
 
     @classmethod
-    def of(cls, live: list[int], ended: Iterable[Ended], rows: int, reached: int) -> Selection:
-        """Keep all live runs, and the newest `rows` of the ended ones down to `reached`; fewer if
-        they have many descendants."""
-        ended = sorted(ended, reverse=True)
-        if ended and ended[-1][0] < reached:
-            ended = [run for run in ended if run[0] >= reached]
+    def of(cls, page: Page, live: list[int], ended: Iterable[Ended], reached: int) -> Selection:
+        """Keep as many of the ended runs as the page may have, from its start to `reached`; fewer
+        if they have many descendants. Of live ones keep all, or where the pages lead up, those in
+        their places between the ended ones."""
+        up, rows = page.up, page.query.rows
+        ended = sorted(ended, reverse=not up)
+        if reached and ended and (ended[-1][0] > reached if up else ended[-1][0] < reached):
+            ended = [run for run in ended if (run[0] <= reached if up else run[0] >= reached)]
+        if up:
+            kept = sorted(number for number in live if not reached or number <= reached)
+            places = sorted([*kept, *map(itemgetter(0), ended)])
+            if len(places) > rows:
+                reached = places[rows - 1] if rows > 0 else 0
+                ended = [run for run in ended if run[0] <= reached]
+                kept = [number for number in kept if number <= reached]
+            live = kept
         before = list(accumulate(map(itemgetter(1), ended), initial=0))
         fitting = max(0, min(rows, bisect_right(before, MOST_BELOW)))
         if len(ended) > fitting:
             ended = ended[:fitting]
             reached = ended[-1][0] if ended else 0
+            live = [number for number in live if number <= reached] if up else live
         return cls(live, ended, reached)
 
     @property
@@ -174,12 +211,24 @@ class Selection:
         return sorted([*self.live, *(number for number, _ in self.ended)])
 
 
+class _Times:
+    """How far the runs created at or after a time were looked for."""
+
+    def __init__(self) -> None:
+        self.begun = self.complete = False
+        self.reached: float = 0.0
+        """The time of the last entry."""
+        self.lowest: int | None = None
+
+
 class Reader:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self._version = -1
         """Of the file's content when `_selected` was read."""
         self._selected: dict[object, Selection] = {}
+        self._times: dict[float, _Times] = {}
+        self._unmarked: int | None = None
 
     def close(self) -> None:
         self._connection.close()
@@ -310,50 +359,104 @@ class Reader:
         return found
 
     def _select(self, page: Page) -> Selection:
-        live = [
-            number for query in live_queries(page) for (number,) in self._connection.execute(*query)
-        ]
+        since = page.query.since
+        lowest = self._lowest(since) if since is not None else 0
+        at = page
+        if page.up and lowest - 1 > page.start:
+            at = replace(page, query=replace_struct(page.query, after=run_id(lowest - 1)))
+        marked, last = self._marked(at)
         ended: list[Ended] = []
-        reached, rows, near = 0, page.query.rows, self._near(page)
-        for query in ended_queries(page):
+        ends: list[int] = [last]
+        rows, near = page.query.rows, max(self._near(at), last)
+        for query in ended_queries(at, self._uids(page.query.user) if marked else None, marked):
             # most pages are full after a few rows; only the others need to know how far they may
             # walk
-            floor, found = near, self._connection.execute(*query.sql(page, near)).fetchall()
-            if len(found) < rows and near:
-                floor = self._floor(query, page)
-                found = self._connection.execute(*query.sql(page, floor)).fetchall()
+            end, found = near, self._connection.execute(*query.sql(at, near)).fetchall()
+            if len(found) < rows and near > last:
+                query, end = self._farthest(query, at)
+                end = max(end, last)
+                found = self._connection.execute(*query.sql(at, end)).fetchall()
             ended += found
-            reached = max(reached, found[-1][0] if len(found) >= rows else floor)
-        if not self._is_more(page, reached):
+            ends.append(found[-1][0] if len(found) >= rows else end)
+        reached = min(filter(None, ends), default=0) if page.up else max(ends, default=0)
+        if not page.up and reached <= lowest:
             reached = 0
-        return Selection.of(live, ended, rows, reached)
+        live = [
+            number
+            for query in live_queries(at, reached)
+            for (number,) in self._connection.execute(*query)
+        ]
+        return Selection.of(page, live, ended, reached)
+
+    def _marked(self, page: Page) -> tuple[bool, int]:
+        """Return whether `marks` and `owners` know the runs in which a page begins, and the last
+        number that they know; 0 if they know all, or the page asks for nothing of them."""
+        if self._unmarked is None:
+            self._unmarked = int(self._row("SELECT highest FROM unmarked")[0])
+        first, query = self._unmarked + 1, page.query
+        if page.up:
+            return page.start >= first - 1, 0
+        asked = query.user is not None or query.group is not None or query.sessions
+        marked = page.start > first
+        return marked, first if marked and asked and first > 1 else 0
 
     def _near(self, page: Page) -> int:
-        """Return the number above which a page is full if every second run fits."""
-        highest = (
-            page.below - 1
-            if page.query.before is not None
-            else self._row("SELECT ifnull(max(number), 0) FROM runs")[0]
-        )
-        return max(0, highest - min(2 * page.query.rows, MAX_WALKED))
+        """Return the number at which a page is full if every second run fits; 0 if there is none
+        beyond it."""
+        reach = min(2 * page.query.rows, MAX_WALKED)
+        highest = int(self._row("SELECT ifnull(max(number), 0) FROM runs")[0])
+        if page.up:
+            return page.start + reach if page.start + reach < highest else 0
+        return max(0, min(page.start - 1, highest) - reach)
 
-    def _floor(self, query: EndedQuery, page: Page) -> int:
-        """Return the lowest number that the query looks at, so that it walks at most `MAX_WALKED`
-        rows or entries."""
-        sql, values = query.walk(page)
-        row = self._row(sql, *values) if sql else None
-        return 0 if row is None else int(row[0])
+    def _farthest(self, query: EndedQuery, page: Page) -> tuple[EndedQuery, int]:
+        """Return the query by the index that leads farthest, and the last number that it looks at,
+        so that it walks at most `MAX_WALKED` rows or entries; 0 if it walks all."""
+        found: list[tuple[int, EndedQuery]] = []
+        for each in query.by_each_index():
+            sql, values = each.walk(page)
+            row = self._row(sql, *values) if sql else None
+            if row is None:
+                return each, 0
+            found.append((int(row[0]), each))
+        end, best = (max if page.up else min)(found, key=itemgetter(0))
+        return best, end
 
-    def _is_more(self, page: Page, reached: int) -> bool:
-        """Return whether a run below `reached` may match. Times are not in the order of numbers,
-        but have an index."""
-        if not reached or page.query.since is None:
-            return bool(reached)
-        sql = (
-            "SELECT 1 FROM runs INDEXED BY runs_created WHERE created_at >= ? "
-            "AND number < ? LIMIT 1"
-        )
-        return self._row(sql, page.query.since, reached) is not None
+    def _lowest(self, since: float) -> int:
+        """Return a number below which no run was created at or after a time.
+
+        Times are not in the order of numbers while a clock was set back, so all entries of the
+        index are walked from this time on, some with each page; until the last one, 0 is all that
+        is known. What was found stays right: a later run has a higher number."""
+        times = self._times.pop(since, None) or _Times()
+        self._times[since] = times
+        if len(self._times) > MAX_PAGES:
+            del self._times[next(iter(self._times))]
+        if not times.complete:
+            # of several runs of one time, those after the last one walked have higher numbers
+            sql = (
+                "SELECT count(*), min(number), max(created_at) FROM (SELECT created_at, number "  # noqa: S608
+                "FROM runs INDEXED BY runs_created WHERE created_at "
+                f"{'>' if times.begun else '>='} ? ORDER BY created_at LIMIT {MAX_TIMES})"
+            )
+            at = times.reached if times.begun else since
+            count, lowest, reached = self._row(sql, at)
+            times.begun, times.reached = True, reached
+            times.complete = count < MAX_TIMES
+            times.lowest = min(filter(None, (times.lowest, lowest)), default=None)
+        if not times.complete:
+            return 0
+        if times.lowest is None:  # it may be that of the next run
+            del self._times[since]
+            return int(self._row("SELECT ifnull(max(number), 0) FROM runs")[0]) + 1
+        return times.lowest
+
+    def _uids(self, user: str | None) -> list[int | None] | None:
+        """Return the uids whose runs may be those of a user; `None` for all."""
+        if user is None:
+            return None
+        rows = self._connection.execute("SELECT uid FROM owners WHERE user = ?", (user,)).fetchall()
+        return [None if uid < 0 else uid for (uid,) in rows] if len(rows) <= MAX_UIDS else None
 
     def used_below(self, root: RunId) -> dict[RunId, Used]:
         sql = (
@@ -466,6 +569,17 @@ class EndedQuery:
     first: Term | None = None
     """The term whose index drives it; without one it walks the table."""
 
+    def by_each_index(self) -> Iterator[EndedQuery]:
+        """Yield this query as each of its indices drives it, this one first; only this one if that
+        may walk all."""
+        yield self
+        if self.first is None or self.first.bounded:
+            return
+        for term in self.terms:
+            if term.driving is not None and not term.bounded:
+                others = [each for each in self.terms if each is not term]
+                yield EndedQuery([self.first, *others], term)
+
     @property
     def _source(self) -> str:
         return self.first.source if self.first is not None else "runs"
@@ -484,56 +598,75 @@ class EndedQuery:
         driving, values = (
             ("1", []) if self.first is None else (self.first.driving, self.first.values)
         )
+        beyond, order = (">", "ASC") if page.up else ("<", "DESC")
         sql = (
             f"SELECT {self._number} FROM {self._source.partition(' ')[0]} WHERE {driving} "  # noqa: S608
-            f"AND {self._number} < ? ORDER BY {self._number} DESC LIMIT 1 OFFSET {MAX_WALKED}"
+            f"AND {self._number} {beyond} ? ORDER BY {self._number} {order} "
+            f"LIMIT 1 OFFSET {MAX_WALKED}"
         )
-        return sql, [*values, page.below]
+        return sql, [*values, page.start]
 
-    def sql(self, page: Page, floor: int) -> Query:
-        span = Term(f"{self._number} < ? AND {self._number} >= ?", (page.below, floor))
+    def sql(self, page: Page, end: int) -> Query:
+        """Return the query from the start of the page to a number; 0: to the last run."""
         driving = [] if self.first is None else [Term(self.first.driving or "", self.first.values)]
-        order = f" ORDER BY {self._number} DESC LIMIT {page.query.rows}"
+        order = f" ORDER BY {self._number} {'ASC' if page.up else 'DESC'} LIMIT {page.query.rows}"
         return _sql(
             "runs.number, CAST(runs.descendants AS INTEGER)",
             self._source,
-            [*driving, span, *self.terms],
+            [*driving, _span(self._number, page, end), *self.terms],
             order,
         )
 
 
-def live_queries(page: Page) -> Iterator[Query]:
-    """Yield the queries for the live runs of a page; only a first page has any.
+def _span(number: str, page: Page, end: int) -> Term:
+    if page.up:
+        return Term(f"{number} > ? AND {number} <= ?", (page.start, end or _NO_NUMBER))
+    return Term(f"{number} < ? AND {number} >= ?", (page.start, end))
+
+
+def live_queries(page: Page, reached: int = 0) -> Iterator[Query]:
+    """Yield the queries for the live runs of a page: of a first one, or where pages lead up, those
+    between its start and `reached`.
 
     Live runs are few, so their statuses are the best index, whatever the other filters are."""
     if page.query.before is not None:
         return
     live = [status for status in dict.fromkeys(page.query.status) if not status.terminal]
-    terms = (
-        [Term("runs.status = ?", (status.value,)) for status in live]
-        if page.query.status
-        else [Term(LIVE, ())]
-    )
+    if page.query.status:
+        terms = [Term("runs.status = ?", (status.value,)) for status in live]
+    else:
+        terms = [Term(LIVE, ())]
+    span = [_span("runs.number", page, reached)] if page.up else []
     for term in terms:
-        yield _sql("runs.number", "runs INDEXED BY runs_status", [term, *filters(page)])
+        yield _sql("runs.number", "runs INDEXED BY runs_status", [term, *span, *filters(page)])
 
 
-def ended_queries(page: Page) -> Iterator[EndedQuery]:
-    """Yield the queries for the ended runs of a page: one for each status, so that each stops at
-    its own limit."""
+def ended_queries(
+    page: Page, uids: Sequence[int | None] | None = None, marked: bool = True
+) -> Iterator[EndedQuery]:
+    """Yield the queries for the ended runs of a page: one for each status and each of these uids,
+    so that each stops at its own limit. `marked`: whether `marks` knows its runs."""
     if page.query.rows <= 0:
         return
-    if not page.query.status:
-        yield _ended(page)
-    for status in dict.fromkeys(page.query.status):
-        if status.terminal:
-            yield _ended(page, _column("status", status.value))
+    statuses = [status for status in dict.fromkeys(page.query.status) if status.terminal]
+    by_status = [(_column("status", status.value),) for status in statuses]
+    by_uid = [(_uid(uid),) for uid in uids] if uids is not None else [()]
+    for status in by_status if page.query.status else [()]:
+        for uid in by_uid:
+            yield _ended(page, marked, *uid, *status)
 
 
-def _ended(page: Page, *status: Term) -> EndedQuery:
-    terms = [*filters(page), *status, Term("runs.ended = 1", ())]
+def _ended(page: Page, marked: bool, *more: Term) -> EndedQuery:
+    terms = [*filters(page), *more, Term("runs.ended = 1", ())]
+    if not marked:
+        terms = [replace(term, driving=None) if term.source == _MARKS else term for term in terms]
     first = next((term for term in terms if term.driving is not None), None)
     return EndedQuery([term for term in terms if term is not first], first)
+
+
+def _uid(uid: int | None) -> Term:
+    unknown = "runs.uid IS NULL"
+    return _column("uid", uid) if uid is not None else Term(unknown, (), unknown)
 
 
 def _sql(columns: str, source: str, terms: list[Term], order: str = "") -> Query:
@@ -544,6 +677,14 @@ def _sql(columns: str, source: str, terms: list[Term], order: str = "") -> Query
 
 def _column(name: str, value: Any) -> Term:
     return Term(f"+runs.{name} = ?", (value,), f"runs.{name} = ?")
+
+
+_MARKS = "marks CROSS JOIN runs ON runs.number = marks.number"
+
+
+def _mark(plain: str, kind: str, value: str) -> Term:
+    driving = f"marks.kind = '{kind}' AND marks.value = ?"
+    return Term(plain, (value,), driving, _MARKS)
 
 
 def _name(names: Sequence[str]) -> Term:
@@ -586,7 +727,7 @@ def filters(page: Page) -> Iterator[Term]:
     if query.user is not None:
         yield Term("runs.user = ?", (query.user,))
     if query.group is not None:
-        yield Term("runs.queue_group = ?", (query.group,))
+        yield _mark("runs.queue_group = ?", "group", query.group)
     for column, wanted in (("type", query.run_type), ("channel", query.channel)):
         if wanted is not None:
             values = values_of(wanted)
@@ -596,7 +737,7 @@ def filters(page: Page) -> Iterator[Term]:
         fits = " OR ".join("runs.model GLOB ?" for _ in patterns) or "0"
         yield Term(f"({fits})", patterns)
     if query.sessions:
-        yield Term("+runs.mode = ?", (SESSION,))
+        yield _mark("runs.mode = ?", "mode", SESSION)
     if page.started:
         yield Term("runs.started_at IS NOT NULL", ())
     if query.since is not None:

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from ...core.state.access import Scope
 from ...protocol.messages import EventPage, Events
 from ...protocol.types import SEVERITIES, CallInfo, Event, RunId, RunInfo, Severity
 from .database import LedgerError, open_reader
-from .queries import CALLS, Page, Reader, Selection
-from .rows import EVENT_COLUMNS, Op, RunExtra, Used, event_of, number_of, used_by
+from .queries import CALLS, MAX_EVENTS, Page, Reader, Selection
+from .rows import EVENT_COLUMNS, NUMBER_OF, Op, RunExtra, Used, event_of, number_of, used_by
 
 # ---- Synchronous reads of the ledger that also see queued writes
 #
@@ -25,7 +26,7 @@ MAX_FOUND = 10
 """Ids that `find` returns at most: enough to show that a prefix is ambiguous."""
 
 
-class _Unwritten(NamedTuple):
+class _Unwritten(Struct, frozen=True):
     op: Op
     info: RunInfo
     extra: RunExtra
@@ -91,7 +92,7 @@ class Records:
                 ended.append((number, info.descendants))
             else:
                 live.append(number)
-        return Selection.of(live, ended, page.query.rows, found.reached)
+        return Selection.of(page, live, ended, found.reached)
 
     def runs(self, numbers: Sequence[int]) -> list[RunInfo]:
         """Return the runs with these numbers, oldest first."""
@@ -197,7 +198,11 @@ _BELOW = (
 )
 
 
-_OWN = "run_id IN (SELECT id FROM runs WHERE uid = ?)"
+# the runs of a user may be a million, so each event's run is looked up, by its number
+_OWN = (
+    f"EXISTS (SELECT 1 FROM runs WHERE runs.number = ({NUMBER_OF.format('events.run_id')}) "  # noqa: S608
+    "AND runs.id = events.run_id AND runs.uid = ?)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,20 +263,37 @@ class EventFilter:
 def event_page(
     connection: sqlite3.Connection, wanted: EventFilter, request: Events, rows: int
 ) -> EventPage:
-    """Return a page of at most `rows` events, the oldest first. Raises `sqlite3.Error`."""
+    """Return a page of at most `rows` events, the oldest first. At most `MAX_EVENTS` are looked at.
+    Raises `sqlite3.Error`."""
+    (first, highest), after = _ends(connection), request.after
+    if after is not None:
+        low = max(after, first - 1)
+        high = min(low + MAX_EVENTS, highest)
+    else:
+        high = min(highest, (request.before or highest + 1) - 1)
+        low = max(first - 1, high - MAX_EVENTS)
     where, values = wanted.terms()
-    columns, order = ", ".join(EVENT_COLUMNS), "DESC" if request.after is None else "ASC"
-    sql = f"SELECT {columns} FROM events WHERE seq > ? AND {where} ORDER BY seq {order} LIMIT ?"  # noqa: S608
+    order = "DESC" if after is None else "ASC"
+    sql = (
+        f"SELECT {', '.join(EVENT_COLUMNS)} FROM events WHERE seq > ? AND seq <= ? AND {where} "  # noqa: S608
+        f"ORDER BY seq {order} LIMIT ?"
+    )
     # one more than asked for shows whether there are more
-    found = [
-        event_of(row) for row in connection.execute(sql, [request.after or 0, *values, rows + 1])
-    ]
-    events = found[:rows]
-    if request.after is None:
+    found = [event_of(row) for row in connection.execute(sql, [low, high, *values, rows + 1])]
+    events, full = found[:rows], len(found) > rows
+    if after is None:
         events.reverse()
-    more = request.after is not None and len(found) > rows
-    reached = events[-1].number if events else request.after or 0
-    return EventPage(id=request.id, events=events, reached=reached, more=more)
+        older = events[0].number if full else low + 1 if low >= first else None
+        return EventPage(id=request.id, events=events, reached=highest, older=older)
+    reached = events[-1].number if full else max(high, after)
+    return EventPage(id=request.id, events=events, reached=reached, more=full or high < highest)
+
+
+def _ends(connection: sqlite3.Connection) -> tuple[int, int]:
+    """Return the lowest and the highest number of an event; 1 and 0 if there is none."""
+    sql = "SELECT (SELECT min(seq) FROM events), (SELECT max(seq) FROM events)"
+    first, highest = connection.execute(sql).fetchone()
+    return (first, highest) if isinstance(highest, int) else (1, 0)
 
 
 def read_event_page(directory: Path, wanted: EventFilter, request: Events, rows: int) -> EventPage:

@@ -6,22 +6,22 @@ are not given again, because the table `deleted` of the schema keeps the highest
 
 import sqlite3
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import islice
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from ...core.state.run import run_id
 from ...host.files import UNDECODABLE
 from ...protocol.paths import LEDGER
-from ...protocol.types import Status
+from ...protocol.types import RunId, Status
 from .database import open_reader
-from .queries import LIVE
-from .rows import number_of
+from .queries import LIVE, MAX_EVENTS
+from .rows import NUMBER_OF, number_of
 
 STEP_RUNS, STEP_EVENTS = 50, 250
 """Rows, the latter also of calls, that one transaction deletes, in 1 to 2 ms. An admission may have
@@ -60,6 +60,45 @@ class _OldRun:
     labels: str
 
 
+class Chosen:
+    """Trees that were chosen, descendants before their ancestors, in a temporary table of SQLite:
+    there may be millions."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.connection = connection
+        self.trees = self.runs = 0
+        connection.execute(
+            "CREATE TEMP TABLE chosen (place INTEGER PRIMARY KEY, number INTEGER NOT NULL UNIQUE)"
+        )
+
+    def add(self, tree: Sequence[_OldRun]) -> None:
+        self.connection.executemany(
+            "INSERT INTO chosen (number) VALUES (?)", [(run.number,) for run in tree]
+        )
+        self.trees += 1
+        self.runs += len(tree)
+
+    def batches(self) -> Iterator[list[int]]:
+        """Yield the numbers of the runs."""
+        sql, last = "SELECT place, number FROM chosen WHERE place > ? ORDER BY place LIMIT ?", 0
+        while rows := self.connection.execute(sql, (last, _PAGE)).fetchall():
+            last = rows[-1][0]
+            yield [number for _, number in rows]
+
+    def rows(self, numbers: Sequence[int]) -> Iterator[_OldRun]:
+        marks = ", ".join("?" * len(numbers))
+        sql = f"SELECT {_COLUMNS} FROM runs WHERE number IN ({marks})"  # noqa: S608
+        found = {row[1]: row for row in self.connection.execute(sql, numbers)}
+        return (_old_run(found[number]) for number in numbers if number in found)
+
+    def events(self) -> Iterator[list[int]]:
+        """Yield the numbers of the events of the runs. No index has an event's run, so this reads
+        all events."""
+        number = NUMBER_OF.format("events.run_id")
+        where = f"AND EXISTS (SELECT 1 FROM chosen WHERE number = {number})"  # noqa: S608
+        return _events(self.connection, inf, where)
+
+
 class Pruner:
     """Deletes and compacts, in one thread.
 
@@ -89,33 +128,40 @@ class Pruner:
         self._do(_delete_subscriptions(cutoff))
         return Deleted(runs, events)
 
-    def choose(self, cutoff: datetime, *, keep: int, uid: int | None) -> list[list[_OldRun]]:
-        """Return the trees that ended before `cutoff`, without the `keep` newest of all ended
-        trees; with `uid`, only trees of that user. Raises `sqlite3.Error`."""
+    @contextmanager
+    def choose(
+        self,
+        cutoff: datetime,
+        *,
+        keep: int,
+        uid: int | None,
+        live: Collection[RunId] = frozenset(),
+    ) -> Iterator[Chosen]:
+        """Choose the trees that ended before `cutoff`, without the `keep` newest of all ended
+        trees, and without those that have one of the `live` runs; with `uid`, only trees of that
+        user. Raises `sqlite3.Error`."""
         with closing(open_reader(self._directory)) as connection:
-            trees = [
-                tree
-                for tree in _ended_trees(connection, inf)
-                if tree and all(uid in (None, run.uid) for run in tree)
-            ]
-        # the root's: the order in which the trees were started
-        trees.sort(key=lambda tree: tree[-1].number)
-        return [
-            tree for tree in trees[: max(0, len(trees) - keep)] if _last(tree) < cutoff.timestamp()
-        ]
+            chosen, spared = Chosen(connection), set(map(number_of, live))
+            below = _begin_of_newest(connection, keep, uid)
+            for tree in _ended_trees(connection, cutoff.timestamp()):
+                if (
+                    tree[-1].number < below
+                    and _is_of(tree, uid)
+                    and _last(tree) < cutoff.timestamp()
+                    and spared.isdisjoint(run.number for run in tree)
+                ):
+                    chosen.add(tree)
+            yield chosen
 
-    def remove(self, trees: Sequence[Sequence[_OldRun]], *, dry: bool) -> Deleted:
+    def remove(self, chosen: Chosen, *, dry: bool) -> Deleted:
         """Delete these trees with their events, or only count them if `dry`. Raises
         `sqlite3.Error`."""
-        runs = [run for tree in trees for run in tree]
-        gone = {run_id(run.number) for run in runs}
-        with closing(open_reader(self._directory)) as connection:
-            events = list(_events_of(connection, gone))
+        events = chosen.events()
         if dry:
-            return Deleted(len(runs), sum(map(len, events)))
+            return Deleted(chosen.runs, sum(map(len, events)))
         count = sum(self._do(_delete_events(batch)) for batch in events)
-        with closing(open_reader(self._directory)) as connection:
-            return Deleted(self._delete_runs(connection, iter(runs)), count)
+        rows = (run for numbers in chosen.batches() for run in chosen.rows(numbers))
+        return Deleted(self._delete_runs(chosen.connection, rows), count)
 
     def _delete_runs(self, connection: sqlite3.Connection, runs: Iterator[_OldRun]) -> int:
         """Delete runs with their calls, and return how many runs."""
@@ -171,47 +217,73 @@ def _old_runs(connection: sqlite3.Connection, cutoff: datetime) -> Iterator[_Old
 
 
 def _ended_trees(connection: sqlite3.Connection, cutoff: float) -> Iterator[list[_OldRun]]:
-    """Yield the trees in which every run has ended and one was created before `cutoff`, descendants
-    before their ancestors."""
-    seen: set[str] = set()
-    for root in _candidates(connection, cutoff):
-        if root not in seen:
-            seen.add(root)
-            tree = _tree(connection, root)
-            if all(run.ended for run in tree):
-                yield tree
+    """Yield the trees in which every run has ended and the first was created before `cutoff`,
+    descendants before their ancestors."""
+    for number, root in _candidates(connection, cutoff):
+        tree = _tree(connection, root)
+        # of a tree without its root, each run is a candidate
+        if tree and tree[-1].number == number and all(run.ended for run in tree):
+            yield tree
+
+
+def _begin_of_newest(connection: sqlite3.Connection, keep: int, uid: int | None) -> float:
+    """Return the number of the root of the last of the newest ended trees, or where there are
+    fewer, 0."""
+    sql = (
+        "SELECT number, id FROM runs WHERE parent_id IS NULL AND number < ? ORDER BY number DESC "
+        "LIMIT ?"
+    )
+    last = inf
+    while keep and (rows := connection.execute(sql, (last, _PAGE)).fetchall()):
+        for number, root in rows:
+            tree, last = _tree(connection, root), number
+            keep -= _is_of(tree, uid) and all(run.ended for run in tree)
+            if not keep:
+                break
+    return 0 if keep else last
+
+
+def _is_of(tree: Sequence[_OldRun], uid: int | None) -> bool:
+    return all(uid in (None, run.uid) for run in tree)
 
 
 def _last(tree: Sequence[_OldRun]) -> float:
     return max((run.at for run in tree), default=0.0)
 
 
-def _candidates(connection: sqlite3.Connection, cutoff: float) -> Iterator[str]:
-    """Yield the root of each ended run that is old enough, some more than once. The index has all
-    columns that this reads."""
+def _candidates(connection: sqlite3.Connection, cutoff: float) -> Iterator[tuple[int, str]]:
+    """Yield number and root of each ended run that is old enough and is a root, or whose root is
+    not there."""
+    root = NUMBER_OF.format("runs.root_id")
     sql = (
-        "SELECT number, root_id FROM runs INDEXED BY runs_status "
-        "WHERE status = ? AND number > ? AND created_at < ? ORDER BY number LIMIT ?"
+        "SELECT number, root_id FROM runs INDEXED BY runs_status "  # noqa: S608
+        "WHERE status = ? AND number > ? AND created_at < ? AND (parent_id IS NULL OR NOT EXISTS "
+        f"(SELECT 1 FROM runs AS root WHERE root.number = {root})) ORDER BY number LIMIT ?"
     )
     for status in _TERMINAL:
         last = 0
         # fetched whole: an open query keeps the log from being reset
         while rows := connection.execute(sql, (status, last, cutoff, _PAGE)).fetchall():
-            yield from (root for _, root in rows)
+            yield from rows
             last = rows[-1][0]
 
 
+_COLUMNS = "uid, number, ended, CAST(ifnull(ended_at, created_at) AS REAL), labels"
+
+
 def _tree(connection: sqlite3.Connection, root: str) -> list[_OldRun]:
-    columns = "uid, number, ended, CAST(ifnull(ended_at, created_at) AS REAL), labels"
     below = (
-        f"SELECT {columns} FROM runs INDEXED BY runs_root WHERE root_id = ? "  # noqa: S608
+        f"SELECT {_COLUMNS} FROM runs INDEXED BY runs_root WHERE root_id = ? "  # noqa: S608
         "AND parent_id IS NOT NULL ORDER BY number DESC"
     )
-    itself = f"SELECT {columns} FROM runs WHERE number = ? AND parent_id IS NULL"  # noqa: S608
+    itself = f"SELECT {_COLUMNS} FROM runs WHERE number = ? AND parent_id IS NULL"  # noqa: S608
     rows = [*connection.execute(below, (root,)), *connection.execute(itself, (number_of(root),))]
-    return [
-        _OldRun(uid, number, bool(ended), at, labels) for uid, number, ended, at, labels in rows
-    ]
+    return list(map(_old_run, rows))
+
+
+def _old_run(row: Sequence[Any]) -> _OldRun:
+    uid, number, ended, at, labels = row
+    return _OldRun(uid, number, bool(ended), at, labels)
 
 
 def _old_events(connection: sqlite3.Connection, cutoff: datetime) -> Iterator[list[int]]:
@@ -219,27 +291,27 @@ def _old_events(connection: sqlite3.Connection, cutoff: datetime) -> Iterator[li
 
     Reads all events: while the clock was ahead, events got times in the future, which must not hide
     older ones."""
-    live = {
-        row[0]
-        for row in connection.execute(f"SELECT id FROM runs INDEXED BY runs_status WHERE {LIVE}")  # noqa: S608
-    }
-    return _events(connection, cutoff.timestamp(), lambda run: run not in live)
+    return _events(
+        connection,
+        cutoff.timestamp(),
+        f"AND ifnull(run_id, '') NOT IN (SELECT id FROM runs INDEXED BY runs_status WHERE {LIVE})",  # noqa: S608
+    )
 
 
-def _events_of(connection: sqlite3.Connection, runs: Collection[str]) -> Iterator[list[int]]:
-    """Yield the numbers of the events of these runs. No index has an event's run, so this reads all
-    events."""
-    return _events(connection, inf, runs.__contains__)
-
-
-def _events(
-    connection: sqlite3.Connection, before: float, wanted: Callable[[str | None], bool]
-) -> Iterator[list[int]]:
-    sql, last = "SELECT seq, run_id FROM events WHERE seq > ? AND time < ? ORDER BY seq LIMIT ?", 0
-    while rows := connection.execute(sql, (last, before, STEP_EVENTS)).fetchall():
-        last = rows[-1][0]
-        if numbers := [seq for seq, run in rows if wanted(run)]:
-            yield numbers
+def _events(connection: sqlite3.Connection, before: float, where: str) -> Iterator[list[int]]:
+    # fetched whole, and some at once: an open query keeps the log from being reset
+    sql = (
+        f"SELECT seq FROM events WHERE seq > ? AND seq <= ? AND time < ? {where} "  # noqa: S608
+        "ORDER BY seq LIMIT ?"
+    )
+    ends = "SELECT ifnull(min(seq), 1) - 1, ifnull(max(seq), 0) FROM events"
+    last, highest = connection.execute(ends).fetchone()
+    while last < highest:
+        until = last + MAX_EVENTS
+        found = connection.execute(sql, (last, until, before, STEP_EVENTS)).fetchall()
+        last = found[-1][0] if len(found) == STEP_EVENTS else until
+        if found:
+            yield [seq for (seq,) in found]
 
 
 def _delete_runs(runs: Sequence[_OldRun]) -> Callable[[sqlite3.Connection], int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache, partial
+from itertools import chain
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
@@ -191,7 +192,7 @@ CALL_COLUMNS = ("run", "time", "number", *_CALL_FIELDS, "modes")
 _call_fields = attrgetter(*_CALL_FIELDS)
 _fixed_info, _fixed_info_json = attrgetter(*_FIXED_INFO), attrgetter(*_FIXED_INFO_JSON)
 _fixed_extra = attrgetter(*_FIXED_EXTRA)
-_state_info, _state_times = attrgetter(*_STATE_INFO), attrgetter(*_STATE_TIMES)
+_state_info = attrgetter(*_STATE_INFO)
 
 _IN_EVENT_BODY = tuple(name for name in Event.__struct_fields__ if name not in EVENT_COLUMNS)
 _event_body = lean(Event, _IN_EVENT_BODY)
@@ -230,7 +231,7 @@ def event_op(event: Event) -> Op:
     """Return the write of an event. Raises `ValueError` for one without time or number."""
     if not isinstance(event.time, datetime) or not isinstance(event.seq, int):
         raise ValueError(f"event {event.type!r} has no time or no number")
-    body = _json(_event_body(event))
+    body = _encode(_event_body(event)).decode()
     row = (
         event.seq,
         event.time.timestamp(),
@@ -258,25 +259,31 @@ def plan_op(provider: str, account: str, heard_at: float, known: str) -> Op:
 
 
 def _state(info: RunInfo, extra: RunExtra, boot_id: str | None) -> tuple[Any, ...]:
-    limits, usage, plans = _jsons((info.limits, _usages(info), info.plans))
-    computed = (
+    shown = info.usage
+    usages = _usages(info) if info.usage_by_source else {shown.source: shown}
+    limits, usage, plans = _jsons((info.limits, usages, info.plans))
+    deadline, started_at, ended_at = info.deadline, info.started_at, info.ended_at
+    return (
         str(info.status),
         int(info.status.terminal),
         None if info.reason is None else _json(info.reason),
         limits,
         usage,
         plans,
-        info.usage.cost_usd,
-        info.usage.tokens,
-        int(at_least(info.usage)),
-        int(info.usage.at_most),
+        shown.cost_usd,
+        shown.tokens,
+        int(shown.partial or bool(shown.unpriced_tokens)),
+        int(shown.at_most),
         extra.boot_id or (boot_id if info.pid is not None else None),
         None if extra.result_head is None else extra.result_head[:RESULT_HEAD],
         None if info.fleet is None else _json(info.fleet),
         None if info.stopped_children is None else _json(info.stopped_children),
+        *_state_info(info),
+        None if deadline is None else deadline.timestamp(),
+        None if started_at is None else started_at.timestamp(),
+        None if ended_at is None else ended_at.timestamp(),
+        extra.pid_started,
     )
-    times = [None if moment is None else moment.timestamp() for moment in _state_times(info)]
-    return (*computed, *_state_info(info), *times, extra.pid_started)
 
 
 def _usages(info: RunInfo) -> dict[Source, Usage]:
@@ -456,6 +463,25 @@ def number_of(text: str) -> int:
     return number if number <= _HIGHEST else 0
 
 
+def _horner(length: int) -> str:
+    """Return the number of an id with this many digits in SQL. `{0}`: the id."""
+    found = ""
+    for place in range(2, length + 2):
+        digit = f"instr('{_DIGITS}', substr({{0}}, {place}, 1)) - 1"
+        found = f"({found}) * 32 + {digit}" if found else digit
+    return found
+
+
+_DIGITS = "".join(run_id(32 + digit)[-1] for digit in range(32))
+NUMBER_OF = (
+    "CASE length({0}) "
+    + " ".join(f"WHEN {length + 1} THEN {_horner(length)}" for length in range(1, 8))
+    + " END"
+)
+"""The number of an id in SQL, to be formatted with its column; NULL for more than 34 thousand
+million runs. A function in Python would take the interpreter's lock for each row."""
+
+
 def numbers_of(prefix: str) -> tuple[int, int] | None:
     """Return the lowest and the highest number whose id begins with `prefix`, or `None` if no id
     does.
@@ -487,59 +513,68 @@ largest takes 3 008 parameters, of 32 766 allowed. The three events of a short r
 statement."""
 
 
-def statements(batch: Sequence[Op]) -> Iterator[Statement]:
-    by_kind: dict[Kind, list[Op]] = {}
+def statements(batch: Sequence[Op]) -> list[Statement]:
+    found, by_kind = list[Statement](), dict[Kind, list[Op]]()
     for op in batch:
         by_kind.setdefault(op.kind, []).append(op)
+    states = {op.run_id: op.row for op in by_kind.get("state", ())}
     if inserts := [*by_kind.get("admit", ()), *by_kind.get("refuse", ())]:
-        yield from _many(partial(_insert, "runs"), [op.row for op in inserts])
+        found += _many(partial(_insert, "runs"), [_newest(op, states) for op in inserts])
         if labels := [label for op in inserts for label in op.labels]:
-            yield from _many(partial(_insert, "labels"), labels)
-        yield from _continuations(by_kind.get("admit", ()))
+            found += _many(partial(_insert, "labels"), labels)
+        found += _continuations(by_kind.get("admit", ()))
     if updated := by_kind.get("upsert"):
-        yield from upserts(updated)
-    if states := by_kind.get("state"):
-        newest = {op.run_id: op.row for op in states}
-        yield from _updates(
-            [
-                (run_number(info.id), *_state(info, extra, boot))
-                for info, extra, boot in newest.values()
-            ]
-        )
+        found += upserts(updated)
+    if states:
+        found += _updates([(run_number(row[0].id), *_state(*row)) for row in states.values()])
     if events := by_kind.get("event"):
-        yield from _many(partial(_insert, "events"), [op.row for op in events])
+        found += _many(partial(_insert, "events"), [op.row for op in events])
     if calls := by_kind.get("call"):
-        yield from _many(_insert_calls, [op.row for op in calls])
+        found += _many(_insert_calls, [op.row for op in calls])
     for op in by_kind.get("count", ()):
-        yield "UPDATE runs SET refusals_counted = refusals_counted + 1 WHERE number = ?", op.row
+        found.append(
+            ("UPDATE runs SET refusals_counted = refusals_counted + 1 WHERE number = ?", op.row)
+        )
     for op in by_kind.get("charge", ()):
-        yield f"{_CHARGE} charged_usd + excluded.charged_usd", op.row
+        found.append((f"{_CHARGE} charged_usd + excluded.charged_usd", op.row))
     for row in {op.row[:2]: op.row for op in by_kind.get("plan", ())}.values():
-        yield (
-            "INSERT OR REPLACE INTO plans (provider, account, heard_at, known) VALUES (?, ?, ?, ?)",
-            row,
-        )
-
-
-def upserts(ops: Sequence[Op], calls: Iterable[CallInfo] = ()) -> Iterator[Statement]:
-    yield from _many(_insert_calls, [call_op(call).row for call in calls])
-    for op in ops:
-        yield _UPSERT_RUN, op.row
-        yield from (
-            ("INSERT OR IGNORE INTO labels (key, value, number) VALUES (?, ?, ?)", label)
-            for label in op.labels
-        )
-    yield from _continuations(ops)
-
-
-def _continuations(ops: Iterable[Op]) -> Iterator[Statement]:
-    """Yield the writes that name these runs in the rows of the runs that they continue."""
-    for op in ops:
-        if (continued := op.row[_CONTINUES]) is not None:
-            yield (
-                "UPDATE runs SET continued_by = ? WHERE number = ?",
-                (op.run_id, number_of(continued)),
+        found.append(
+            (
+                "INSERT OR REPLACE INTO plans (provider, account, heard_at, known) "
+                "VALUES (?, ?, ?, ?)",
+                row,
             )
+        )
+    return found
+
+
+def _newest(op: Op, states: dict[RunId | None, tuple[Any, ...]]) -> tuple[Any, ...]:
+    """Return the row of a new run as its state in the same batch leaves it, and take that out."""
+    state = states.pop(op.run_id, None)
+    if state is None:
+        return op.row
+    fixed = len(op.row) - len(STATE_COLUMNS)
+    return (*op.row[:fixed], *_state(*state), op.row[-1])
+
+
+def upserts(ops: Sequence[Op], calls: Iterable[CallInfo] = ()) -> list[Statement]:
+    found = _many(_insert_calls, [call_op(call).row for call in calls])
+    for op in ops:
+        found.append((_UPSERT_RUN, op.row))
+        for label in op.labels:
+            found.append(
+                ("INSERT OR IGNORE INTO labels (key, value, number) VALUES (?, ?, ?)", label)
+            )
+    return found + _continuations(ops)
+
+
+def _continuations(ops: Iterable[Op]) -> list[Statement]:
+    """Return the writes that name these runs in the rows of the runs that they continue."""
+    return [
+        ("UPDATE runs SET continued_by = ? WHERE number = ?", (op.run_id, number_of(continued)))
+        for op in ops
+        if (continued := op.row[_CONTINUES]) is not None
+    ]
 
 
 def set_charge(op: Op) -> Statement:
@@ -553,12 +588,14 @@ _CHARGE = (
 )
 
 
-def _many(sql: Callable[[int], str], rows: Sequence[tuple[Any, ...]]) -> Iterator[Statement]:
-    start = 0
+def _many(sql: Callable[[int], str], rows: Sequence[tuple[Any, ...]]) -> list[Statement]:
+    start, found = 0, list[Statement]()
     for size in _SIZES:
         while len(rows) - start >= size:
-            yield sql(size), [value for row in rows[start : start + size] for value in row]
+            values = list(chain.from_iterable(rows[start : start + size]))
+            found.append((sql(size), values))
             start += size
+    return found
 
 
 _COLUMNS = {
@@ -601,13 +638,12 @@ _UPDATE_ONE = f"UPDATE runs SET {_assignments('?')} WHERE number = ?"  # noqa: S
 _UPSERT_RUN = f"{_insert('runs', 1)} ON CONFLICT DO UPDATE SET {_assignments('excluded.{}')}"
 
 
-def _updates(rows: Sequence[tuple[Any, ...]]) -> Iterator[Statement]:
+def _updates(rows: Sequence[tuple[Any, ...]]) -> list[Statement]:
     # by far the most frequent, and a tenth of a transaction cheaper without the table of new values
     if len(rows) == 1:
         ((number, *values),) = rows
-        yield _UPDATE_ONE, (*values, number)
-    else:
-        yield from _many(_update_runs, rows)
+        return [(_UPDATE_ONE, (*values, number))]
+    return _many(_update_runs, rows)
 
 
 @cache

@@ -175,7 +175,46 @@ CREATE TABLE calls (
 ) WITHOUT ROWID;
 """
 
-MIGRATIONS = (_V1,)
+# Few runs have a group or are sessions: `marks` finds these, and costs the others nothing. `owners`
+# has each pair of a user's name and a uid (-1: unknown) that a run has had, so that the runs of a
+# user are found by `runs_uid`; a run adds one only if it is new. `type`, `channel` and `model` have
+# no index: most runs share a few values, of which a page is full soon, and a search for a rare one
+# walks the table page by page.
+# An index is made by reading each row, which would hold up the start of a daemon with a large
+# ledger for seconds. So these begin with the first run after the migration: `unmarked` has the
+# highest number before it.
+_V2 = """
+CREATE TABLE unmarked (highest INTEGER NOT NULL);
+INSERT INTO unmarked SELECT ifnull(max(number), 0) FROM runs;
+CREATE TABLE owners (
+    user TEXT NOT NULL,
+    uid INTEGER NOT NULL,
+    PRIMARY KEY (user, uid)
+) WITHOUT ROWID;
+CREATE TABLE marks (
+    kind TEXT NOT NULL,
+    value TEXT NOT NULL,
+    number INTEGER NOT NULL,
+    PRIMARY KEY (kind, value, number)
+) WITHOUT ROWID;
+CREATE TRIGGER runs_owner AFTER INSERT ON runs
+    WHEN NOT EXISTS (SELECT 1 FROM owners WHERE user = NEW.user AND uid = ifnull(NEW.uid, -1)) BEGIN
+    INSERT INTO owners VALUES (NEW.user, ifnull(NEW.uid, -1));
+END;
+CREATE TRIGGER runs_marked AFTER INSERT ON runs
+    WHEN NEW.queue_group IS NOT NULL OR NEW.mode IS 'session' BEGIN
+    INSERT INTO marks SELECT 'group', NEW.queue_group, NEW.number
+        WHERE NEW.queue_group IS NOT NULL;
+    INSERT INTO marks SELECT 'mode', 'session', NEW.number WHERE NEW.mode IS 'session';
+END;
+CREATE TRIGGER runs_unmarked AFTER DELETE ON runs
+    WHEN OLD.queue_group IS NOT NULL OR OLD.mode IS 'session' BEGIN
+    DELETE FROM marks WHERE kind = 'group' AND value = OLD.queue_group AND number = OLD.number;
+    DELETE FROM marks WHERE kind = 'mode' AND value = OLD.mode AND number = OLD.number;
+END;
+"""
+
+MIGRATIONS = (_V1, _V2)
 """Applied in order; the number of entries is the schema's version."""
 
 VERSION = len(MIGRATIONS)

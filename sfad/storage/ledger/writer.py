@@ -164,6 +164,8 @@ _Item = TypeVar("_Item")
 class Inbox(Generic[_Item]):
     def __init__(self) -> None:
         self._items: deque[_Item] = deque()
+        self.add = self._items.append
+        """Queues an item. The caller calls `wake`, once for many of them."""
         self._calls: queue.SimpleQueue[bool] = queue.SimpleQueue()
         """A wake-up for the taker; true if it should take at once."""
         self.asleep = False
@@ -173,12 +175,9 @@ class Inbox(Generic[_Item]):
     def __len__(self) -> int:
         return len(self._items)
 
-    def put(self, item: _Item, *, urgent: bool) -> None:
-        """Queue an item. Never waits. After urgent items the caller calls `wake`, once for all of
-        them."""
+    def put(self, item: _Item) -> None:
+        """Queue an item that is not urgent. Never waits."""
         self._items.append(item)
-        if urgent:
-            return
         enough = len(self._items) == ENOUGH
         if enough or self.asleep:
             self.asleep = False
@@ -356,6 +355,7 @@ class Writer:
         self._reports = 0
         """How many were told."""
         self._inbox: Inbox[_WriterItem] = Inbox()
+        self.put, self.add, self.wake = self._inbox.put, self._inbox.add, self._inbox.wake
         self._backlog = Backlog()
         self._delay = 0.0
         self._next_try = 0.0
@@ -372,13 +372,6 @@ class Writer:
         # a daemon thread: a file system that hangs must not keep the process from exiting
         self._thread = threading.Thread(target=self._run, name="sfad-ledger", daemon=True)
         self._thread.start()
-
-    def put(self, op: Op, *, urgent: bool) -> None:
-        """Queue an operation. See `Inbox.put`."""
-        self._inbox.put(op, urgent=urgent)
-
-    def wake(self) -> None:
-        self._inbox.wake()
 
     @property
     def idle(self) -> bool:
@@ -426,7 +419,7 @@ class Writer:
     def flush(self, done: Callable[[bool], None]) -> None:
         """Call `done` in the thread once everything queued before has been tried, and say whether
         all of it is written."""
-        self._inbox.put(_Flush(done), urgent=True)
+        self._inbox.add(_Flush(done))
         self._inbox.wake()
 
     def when_idle(self, work: Callable[[sqlite3.Connection], _T]) -> Future[_T]:
@@ -439,14 +432,14 @@ class Writer:
             if self._over:
                 errand.done.cancel()
             else:
-                self._inbox.put(errand, urgent=False)
+                self._inbox.put(errand)
         return errand.done
 
     def close(self, timeout: float) -> int:
         """Write what is queued and end the thread. Return how many operations stay unwritten.
 
         After `timeout` seconds the thread is left alone."""
-        self._inbox.put(None, urgent=True)
+        self._inbox.add(None)
         self._inbox.wake()
         self._thread.join(timeout)
         return len(self._backlog) + len(self._inbox)

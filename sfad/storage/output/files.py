@@ -222,18 +222,18 @@ class OutputFiles:
     def is_stdout(self, path: str, run_id: RunId) -> bool:
         """Return whether a path, that of a descriptor, is the run's stdout. Its file system is not
         asked, because that may not answer."""
-        if self.made(run_id, ".out") is None:
+        if ".out" not in self.made(run_id):
             return False
         return path == os.path.join(os.path.realpath(self.directory), f"{run_id}.out")
 
-    def made(self, run_id: RunId, suffix: Suffix) -> Made | None:
-        """Return the file that the run was given for its newest attempt, if this daemon has given
-        it one."""
-        return self._made.get(run_id, {}).get(suffix)
+    def made(self, run_id: RunId) -> Mapping[Suffix, Made]:
+        """Return the files that the run was given for its newest attempt, if this daemon has given
+        it any."""
+        return self._made.get(run_id, {})
 
     def inodes(self, run_id: RunId) -> tuple[int, ...]:
         """Return the inodes of both files, for `adopt`; nothing if the run was given none."""
-        return tuple(made.inode for made in self._made.get(run_id, {}).values())
+        return tuple([made.inode for made in self._made.get(run_id, {}).values()])
 
     def adopt(self, run_id: RunId, inodes: tuple[int, ...]) -> None:
         """Take these files for the run's: an earlier daemon gave it them. Another file of their

@@ -87,6 +87,10 @@ class Reopenings:
             with suppress(OSError):
                 self._seen.pop(os.fstat(descriptor).st_ino, None)
 
+    def any(self) -> bool:
+        """Return whether a process has opened any file since it was last taken."""
+        return bool(self._seen)
+
     def take(self, inode: int) -> list[Earlier]:
         """Return the file as it was before each process opened it since the last call."""
         return self._seen.pop(inode, []) if self._seen else []

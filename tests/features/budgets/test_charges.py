@@ -19,15 +19,15 @@ from sfad.features.budgets.purses import BudgetPurses
 from sfad.features.budgets.told import BudgetsKnown
 from sfad.protocol.requests.gateway import CallDecision
 from sfad.protocol.types import Placing, Rule, Source, Status
-from tests.core.fleet import Node
 from tests.core.holding import moment
 from tests.core.load import calls_of
 from tests.core.test_call_rates import AMPLE
-from tests.core.test_grants import fleet
 from tests.core.test_guard import quota_of
 from tests.core.test_holds import holds, kinds
 from tests.core.test_money import COST, cost
 from tests.core.transcript import ANN, BOB, inside, limits
+from tests.features.fleet.in_memory import Node
+from tests.features.fleet.test_grants import fleet
 
 from .transcript import Budgeted, BudgetedLife, purse
 

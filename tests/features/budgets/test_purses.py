@@ -12,6 +12,7 @@ from sfad.core.state.policy import Policy
 from sfad.features.budgets.budgets import Budget
 from sfad.features.budgets.feature import NAME, BudgetsConfig
 from sfad.features.budgets.messages import Allowance, AllowanceWanted, AskAllowances
+from sfad.features.fleet.elsewhere import elsewhere
 from sfad.protocol.requests.gateway import CallDecision
 from sfad.protocol.types import Placing, Status
 from tests.core.transcript import ANN, BOB, Transcript, inside
@@ -343,7 +344,7 @@ def test_a_reservation_waits_for_the_keeper() -> None:
 
 
 def test_a_run_that_is_placed_waits_for_its_share_and_its_client() -> None:
-    t = Budgeted()
+    t = Budgeted(elsewhere=elsewhere)
     t >> t.budgets(of_fleet(9, 0.001))
     placing = Placing(node="n3")
     (t >> t.spawn("a", limits="cost=2", placing=placing)) << "draw user ann 2"

@@ -13,9 +13,8 @@ from sfad.features.hooks.feature import CHANNEL
 from sfad.protocol.errors import RequestError
 from sfad.protocol.messages import Spawn
 from sfad.runs.live import Live
-from sfad.start.prepared import Prepared
+from sfad.start.prepared import Prepared, Surroundings
 from sfad.start.steps import keep_channel
-from sfad.start.surroundings import Surroundings
 
 OPERATOR = Peer(0, "root")
 

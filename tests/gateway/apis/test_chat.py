@@ -85,6 +85,14 @@ def test_other_requests_stay_as_they_are(more: dict[str, Any]) -> None:
     assert API.completed(request) is request
 
 
+def test_mistral_refuses_what_it_does_not_know() -> None:
+    """It tells the usage of each stream."""
+    mistral, request = API.at("api.mistral.ai"), body(stream=True)
+    assert mistral.completed(request) is request
+    assert json.loads(mistral.lowered(request, 50)) == json.loads(request) | {"max_tokens": 50}
+    assert API.at("mistral.ai.example") is API
+
+
 def test_a_server_that_tells_its_usage_in_each_event() -> None:
     """What it has told by the middle is no final figure."""
     events = [

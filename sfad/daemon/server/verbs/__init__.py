@@ -13,8 +13,6 @@ Importing this package loads each file, which registers its functions (see
 `following`  `watch`, `watch_runs`, `events`, `wait`: more answers as things happen
 `use`        `report`, `reserve`, `settle`
 `gateway`    `admit_call`, `end_call` and the like: what gateways ask and tell
-`shipping`   `put_files`, `fetch_files`, `get_files`: files that are sent with runs
-`fleet`      ways to other nodes, the node's actor, and what other nodes want of their runs here
 `daemon`     the daemon itself: `status`, `plans`, `config`, `reload`, `agents`, `prune`
 """
 

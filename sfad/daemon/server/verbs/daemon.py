@@ -27,7 +27,7 @@ from ....protocol.messages import (
     SubscriptionList,
 )
 from ....protocol.types import QuotaState, Status
-from ...loop.gateways import Gateways
+from ...gateway.gateways import Gateways
 from ..asker import Asker, answers
 from ..checks import MAX_SECONDS
 from .steering import own_scope

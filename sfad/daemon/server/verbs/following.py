@@ -265,6 +265,10 @@ def _filter(asker: Asker, request: Events) -> EventFilter:
         raise bad_request(f"since must be Unix seconds, at most {MAX_SECONDS:.0f} from 1970")
     if request.after is not None and not 0 <= request.after < 2**63:
         raise bad_request(f"after = {request.after} is no number of an event")
+    if request.before is not None and (request.after is not None or request.follow):
+        raise bad_request("before leads to older events: leave after and follow out")
+    if request.before is not None and not 0 <= request.before < 2**63:
+        raise bad_request(f"before = {request.before} is no number of an event")
     milestones = request.milestones or "run_progress" in request.types
     runs: list[RunId] = [asker.resolve(run).id for run in request.runs]
     return EventFilter(

@@ -60,17 +60,21 @@ MAX_ROWS = 1000
 def list_(asker: Asker, request: List) -> None:
     check_filters(request)
     check_most("statuses", len(request.status), MAX_LABELS)
+    if request.before is not None and request.after is not None:
+        raise bad_request("before and after lead two ways: leave one out")
     root = asker.find(request.root) if request.root is not None else None
     query = replace(request, id=0, root=None, rows=max(0, min(request.rows, MAX_ROWS)), limits=True)
     page, limits = Page(query, asker.scope, within=root), request.limits
     key = pack(query), page.scope, root, limits
-    rows, more = asker.services.looks.of(
+    rows, more, queued = asker.services.looks.of(
         key, lambda: _look_at_page(asker.runtime, page, limits=limits)
     )
-    asker.reply(RunRows(id=asker.id, runs=rows, next=more))
+    asker.reply(RunRows(id=asker.id, runs=rows, next=more, queued=queued))
 
 
-def _look_at_page(runtime: Runtime, page: Page, *, limits: bool) -> tuple[list[Raw], RunId | None]:
+def _look_at_page(
+    runtime: Runtime, page: Page, *, limits: bool
+) -> tuple[list[Raw], RunId | None, int]:
     catalogue = runtime.catalogue
     footprints = (
         runtime.launcher.footprints(catalogue.live_runs(page.scope)) if page.query.live else {}
@@ -82,7 +86,7 @@ def _look_at_page(runtime: Runtime, page: Page, *, limits: bool) -> tuple[list[R
         if page.query.sessions
         else found.live
     )
-    return found.rows(live), found.next
+    return found.rows(live), found.next, found.queued
 
 
 # ---- `info`: one run, with its live processes and memory

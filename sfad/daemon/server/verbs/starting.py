@@ -2,6 +2,8 @@
 refusal."""
 
 import os
+from functools import partial
+from operator import attrgetter
 
 from msgspec.structs import replace
 
@@ -14,7 +16,6 @@ from ....protocol.errors import (
     RequestError,
     bad_request,
     check_most,
-    unavailable,
     wrong_state,
 )
 from ....protocol.messages import (
@@ -27,14 +28,17 @@ from ....runs.decided import descriptors_of
 from ....runs.live import Live
 from ....start.asking import shown
 from ....start.continuing import check_ended, continued
-from ....start.surroundings import Surroundings
+from ....start.prepared import Surroundings
 from ...lookup import find_run
+from ...loop.pending_requests import PendingSpawn
 from ..asker import Asker, answers
 from ..peers import submitter
 from .following import check_watch_share, push
 from .looking import shows_text
 from .recalling import kept
 
+_MADE_FOR = attrgetter("continues", *OF_FEATURES)
+"""Returns what may be made for a request before its run is started."""
 MAX_AFTER = 64
 """Runs that one run may wait for. Each is looked up."""
 
@@ -48,8 +52,9 @@ async def spawn(asker: Asker, request: Spawn, session: SessionAsked | None = Non
         if _answered_again(asker, request):
             return
         runtime, around = asker.runtime, _around(asker, request, session)
-        around.prints_in = _prints_in(asker, around.caller, request, descriptors)
-        around.printed_as_text = shows_text(request.copies, around.caller)
+        if around.caller is not None:
+            around.prints_in = _prints_in(asker, around.caller, request, descriptors)
+            around.printed_as_text = shows_text(request.copies, around.caller)
         try:
             if around.order.shim and (reply := runtime.parts.instead_of_run(asker.id, around)):
                 asker.reply(reply)
@@ -63,13 +68,9 @@ async def spawn(asker: Asker, request: Spawn, session: SessionAsked | None = Non
             return
         if request.watch:
             check_watch_share(asker)
-
-        def on_admit(run: RunId) -> None:
-            if request.watch:
-                push(asker, run)
-
+        watched = partial(push, asker) if request.watch else None
         handed, descriptors = descriptors, []
-        runtime.starting.start(prepared, around, asker, handed, on_admit)
+        runtime.requests.spawn(PendingSpawn(prepared, around, handed, watched), asker)
     finally:
         if descriptors:
             close_soon(descriptors, asker.connection.sender_group)
@@ -77,12 +78,14 @@ async def spawn(asker: Asker, request: Spawn, session: SessionAsked | None = Non
 
 def _take_descriptors(asker: Asker, request: Spawn) -> list[int]:
     """Return the descriptors that came with a request. Raise `RequestError`."""
+    expected = descriptors_of(request)
+    if not expected and not request.descriptors:
+        return []
     found = (
         asker.connection.take(request.descriptors)
         if request.descriptors <= MAX_DESCRIPTORS
         else None
     )
-    expected = descriptors_of(request)
     if found is not None and len(found) == expected:
         return found
     close_soon(found or [], asker.connection.sender_group)
@@ -92,9 +95,7 @@ def _take_descriptors(asker: Asker, request: Spawn) -> list[int]:
     )
 
 
-def _prints_in(
-    asker: Asker, caller: Live | None, request: Spawn, descriptors: list[int]
-) -> RunId | None:
+def _prints_in(asker: Asker, caller: Live, request: Spawn, descriptors: list[int]) -> RunId | None:
     """Return the run above whose stdout holds what a run to be prints, if a meter reads that.
 
     What a metered script has behind a pipe, or in a file, it may print later. The events of an
@@ -105,8 +106,6 @@ def _prints_in(
     elif request.copies is not None:
         stdout = f"/proc/{asker.connection.sender}/fd/1"
     else:
-        return None
-    if caller is None:
         return None
     try:
         path = os.readlink(stdout)
@@ -132,8 +131,7 @@ def _answered_again(asker: Asker, request: Spawn) -> bool:
     """Answer a request whose run was started, but whose client lost the reply. What the first one
     has made of a session, or what a feature has made for it, would refuse the second."""
     runtime, peer = asker.runtime, asker.peer
-    made = (request.continues, *(getattr(request, each) for each in OF_FEATURES))
-    if request.key is None or all(each is None for each in made):
+    if request.key is None or not any(_MADE_FOR(request)):
         return False
     callers = [peer.run]
     if (
@@ -157,13 +155,8 @@ def _around(asker: Asker, request: Spawn, session: SessionAsked | None) -> Surro
     runtime, peer, earlier = asker.runtime, asker.peer, None
     if request.continues is not None:
         earlier, request, peer = _continued(asker, request, session)
-    if request.placing is not None and not runtime.fleet.enabled:
-        raise unavailable(
-            "this daemon is in no fleet: set fleet.address in its config (docs/fleet.md), "
-            "or leave out --fleet and --on"
-        )
     return runtime.starting.around(
-        _with_awaited(asker, request),
+        _with_awaited(asker, request) if request.after else request,
         peer,
         submitter(asker.connection, runtime.launcher.containment),
         asker.connection.sender,
@@ -171,6 +164,7 @@ def _around(asker: Asker, request: Spawn, session: SessionAsked | None) -> Surro
         session=session,
         earlier=earlier,
         threads=asker.services.threads_of(peer.uid) if earlier is not None else None,
+        waits=asker.put_off,
         aside=asker.aside,
     )
 
@@ -215,8 +209,6 @@ def _continued(
 def _with_awaited(asker: Asker, request: Spawn) -> Spawn:
     """Return the request with the ids of the runs that the new one is to wait for. Raise
     `RequestError`."""
-    if not request.after:
-        return request
     check_most("runs to wait for", len(request.after), MAX_AFTER)
     catalogue, peer = asker.runtime.catalogue, asker.peer
     above = catalogue.lineage(peer.run) if peer.run is not None else []

@@ -3,7 +3,7 @@
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -157,10 +157,10 @@ def directory_of(path: str | None) -> str | None:
 
 # ---- The files of cgroup v2: control files, and trees of cgroups
 
-MAX_DEPTH, MAX_DESCENDANTS = 32, 1024
-"""Levels, and cgroups, that the processes of one run may make below their own. Container runtimes
-and systemd need less than ten levels. An agent with the daemon's uid can raise both, so nothing
-here relies on them."""
+MAX_DEPTH, MAX_DESCENDANTS = 64, 4096
+"""Levels below the base, and cgroups that can be made there before the daemon has to make room.
+Chains of runs have 32 levels by default, container runtimes and systemd need less than ten. An
+agent with the daemon's uid can raise both, so nothing here relies on them."""
 _MAX_PATH = 4096 - 64
 """Bytes of a path that a walk follows: PATH_MAX, less the name of a control file."""
 _REMOVED_WITHIN = 10.0
@@ -224,16 +224,16 @@ def _first_child(at: int) -> str | None:
         return next((entry.name for entry in entries if entry.is_dir(follow_symlinks=False)), None)
 
 
-def limit_descendants(
-    directory: str, depth: int | None = MAX_DEPTH, descendants: int | None = MAX_DESCENDANTS
-) -> None:
-    """Have the kernel limit the cgroups that processes in `directory` make below it; `None` is no
-    limit. Raises `OSError`."""
-    write(f"{directory}/cgroup.max.depth", b"max" if depth is None else b"%d" % depth)
-    write(
-        f"{directory}/cgroup.max.descendants",
-        b"max" if descendants is None else b"%d" % descendants,
-    )
+def make_room(base: str, level: int = 0) -> None:
+    """Have the kernel limit the cgroups that processes make below the base, above what is there,
+    and at least to this level of it. Raises `OSError`.
+
+    The limits are the base's, because to write those of each run would take six system calls of
+    it."""
+    words = read(f"{base}/cgroup.stat").split()
+    made = int(words[words.index(b"nr_descendants") + 1]) if b"nr_descendants" in words else 0
+    write(f"{base}/cgroup.max.depth", b"%d" % (level + MAX_DEPTH))
+    write(f"{base}/cgroup.max.descendants", b"%d" % (made + MAX_DESCENDANTS))
 
 
 def write(path: str, content: bytes) -> None:
@@ -292,26 +292,23 @@ def regain_after(error: Exception, base: str) -> None:
         regain(os.fsdecode(error.filename), base)
 
 
-def nested(directory: str, usual: str = "") -> Iterator[str]:
+def nested(directory: str, but: Container[str] = ()) -> Iterator[str]:
     """Yield a cgroup and all cgroups in it, each before those in it, without those whose path is
-    too long to be used. `usual`: the name of the one that is nearly always the only one in
-    `directory`. Raises `OSError`, but not for cgroups that are gone."""
+    too long to be used, and without those of `but` in it and what is in these. Raises `OSError`,
+    but not for cgroups that are gone."""
     pending = [directory]
     while pending:
         path = pending.pop()
         if len(os.fsencode(path)) <= _MAX_PATH:
             yield path
-            pending += inner(path, usual if path is directory else "")
+            pending += (each for each in inner(path) if each not in but)
 
 
-def inner(directory: str, usual: str = "") -> list[str]:
-    """Return the cgroups directly in a cgroup. `usual`: as for `nested`, which it raises like."""
+def inner(directory: str) -> list[str]:
+    """Return the cgroups directly in a cgroup. Raises like `nested`."""
     try:
-        links = os.stat(directory).st_nlink
-        if links == _CHILDLESS:
+        if os.stat(directory).st_nlink == _CHILDLESS:
             return []
-        if usual and links == _CHILDLESS + 1 and os.path.isdir(path := f"{directory}/{usual}"):
-            return [path]
         with os.scandir(directory) as entries:
             return [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
     except OSError as error:
@@ -325,20 +322,24 @@ def inner(directory: str, usual: str = "") -> list[str]:
 MAX_SEARCHED = 10_000
 """Cgroups that are searched for one that an agent has made."""
 LEAF = "self"
-"""The cgroup in a run's cgroup with its processes."""
+"""The cgroup in a run's cgroup with its processes, if they cannot be in the run's own."""
 
 
 @dataclass(slots=True, eq=False)
 class RunCgroup:
     directory: str
-    inode: int
-    """Of the leaf: the cgroup id that PIDFD_GET_INFO tells."""
+    has_leaf: bool = False
+    """Whether processes begin in the leaf."""
+    vacated: bool = False
+    """Whether all its processes were moved into the leaf, so that it can enable controllers."""
     halted: bool = False
     """Whether a stop has frozen it, and nothing has thawed it since."""
     killed: bool = False
     """Whether `cgroup.kill` may have been written to since it was made: nothing can begin in it."""
     metered: bool = False
     """Whether its memory was charged to it from the start."""
+    inodes: list[int] = field(default_factory=list)
+    """Of the cgroup and its leaf, as far as they were asked for."""
     events: int | None = None
     """`cgroup.events`, open while it is watched."""
     frozen: trio.Event = field(default_factory=trio.Event)
@@ -352,6 +353,11 @@ class RunCgroup:
     def leaf(self) -> str:
         return f"{self.directory}/{LEAF}"
 
+    @property
+    def home(self) -> str:
+        """Where its processes begin."""
+        return self.leaf if self.has_leaf else self.directory
+
 
 class RunCgroups:
     """Knows the cgroups of runs below `base`."""
@@ -361,6 +367,9 @@ class RunCgroups:
         self._reactor = reactor
         self._by_run: dict[RunId, RunCgroup] = {}
         self._by_inode: dict[int, RunId] = {}
+        self._unasked: dict[str, RunId] = {}
+        """Cgroups whose inode was not asked for: most runs end before any process asks something
+        of the daemon."""
         self._by_directory: dict[str, RunId] = {}
 
     def of(self, run: LaunchedRun) -> RunCgroup | None:
@@ -369,11 +378,16 @@ class RunCgroups:
 
     def directory(self, run: LaunchedRun) -> str:
         """Return where the run's cgroup is, or would be."""
-        return "/".join(
-            [self.base.directory, *(above.id for above in reversed(list(run.upwards())))]
-        )
+        return f"{self.directory(run.parent) if run.parent else self.base.directory}/{run.id}"
 
     def run_with_inode(self, inode: int) -> RunId | None:
+        """Return the run of a cgroup, by the cgroup id that PIDFD_GET_INFO tells."""
+        while self._unasked and inode not in self._by_inode:
+            directory, run_id = self._unasked.popitem()
+            with suppress(OSError):  # another process removed it
+                found = os.stat(directory).st_ino
+                self._by_inode[found] = run_id
+                self._by_run[run_id].inodes.append(found)
         return self._by_inode.get(inode)
 
     def run_of_cgroup(self, inode: int) -> RunId | None:
@@ -413,12 +427,8 @@ class RunCgroups:
         return self.nearest(self.inside(kernel.cgroup(pid)))
 
     def contains(self, run: LaunchedRun, pid: int) -> bool:
-        """Return whether a process is in the leaf of the run itself, or in a cgroup that the run
-        has made there."""
-        directory = self.inside(kernel.cgroup(pid))
-        return (
-            directory is not None and below(directory, f"{self.directory(run)}/{LEAF}") is not None
-        )
+        """Return whether a process is in the run itself, or in a cgroup that the run has made."""
+        return self.run_of(pid) == run.id
 
     def holds(self, run: LaunchedRun, pid: int) -> bool:
         """Return whether a process is in the run's cgroup, or below it."""
@@ -430,14 +440,14 @@ class RunCgroups:
         `OSError`."""
         for run in tops:
             group = self.of(run)
-            for directory in nested(group.directory, LEAF) if group else ():
+            for directory in nested(group.directory) if group else ():
                 for pid in pids(directory):
                     yield pid, self.nearest(directory) or run.id
 
     def own_members(self, run: LaunchedRun) -> Iterator[int]:
         """Yield the processes that the run `contains`, and no others. Raises `OSError`."""
         group = self.of(run)
-        for directory in nested(group.leaf) if group else ():
+        for directory in nested(group.directory, self._by_directory) if group else ():
             yield from pids(directory)
 
     def populated(self, run: LaunchedRun) -> bool:
@@ -446,16 +456,26 @@ class RunCgroups:
 
     def add(self, run: LaunchedRun, group: RunCgroup) -> RunCgroup:
         self._by_run[run.id] = group
-        self._by_inode[group.inode] = run.id
-        self._by_directory[group.directory] = run.id
+        self._by_directory[group.directory] = self._unasked[group.directory] = run.id
+        if group.has_leaf:
+            self.add_leaf(run, group)
         return group
+
+    def add_leaf(self, run: LaunchedRun, group: RunCgroup) -> None:
+        group.has_leaf = True
+        self._unasked[group.leaf] = run.id
 
     def forget(self, run: LaunchedRun) -> RunCgroup | None:
         """Forget the run's cgroup, and leave it as it is."""
         group = self._by_run.pop(run.id, None)
         if group is not None:
             self.unwatch(group)
-            del self._by_inode[group.inode], self._by_directory[group.directory]
+            del self._by_directory[group.directory]
+            self._unasked.pop(group.directory, None)
+            if group.has_leaf:
+                self._unasked.pop(group.leaf, None)
+            for inode in group.inodes:
+                del self._by_inode[inode]
         return group
 
     def unwatch(self, group: RunCgroup) -> None:

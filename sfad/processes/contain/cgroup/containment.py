@@ -1,8 +1,9 @@
-"""Containment in cgroup v2: one cgroup a run, nested like the runs, with the processes in its leaf
-`self`.
+"""Containment in cgroup v2: one cgroup a run, nested like the runs.
 
-    PARENT/sfad-INSTANCE/RUN/self        the run's processes, and cgroups that they make themselves
-                         RUN/CHILD/self  a child run's
+    PARENT/sfad-INSTANCE/RUN        the run's processes, and cgroups that they make themselves
+                         RUN/CHILD  a child run's
+                         RUN/self   processes of RUN that cannot be in its own cgroup: when a
+                                    controller is enabled for CHILD, and after the first attempt
 
 So whatever is done to a run's cgroup is done to its descendants too. This rests on facts of the
 kernel (cgroups(7), Documentation/admin-guide/cgroup-v2.rst, and measured on 6.18): a frozen process
@@ -508,14 +509,15 @@ class CgroupContainment(RunContainment):
         self._base = base
         self.controllers = Controllers(base, complain)
         self.controllers.set_up()
+        cgroupfs.make_room(base.directory)
         self._begins = controllers.begins(base)
         self._control = CgroupControl(base)
         self._cgroups = RunCgroups(base, parts.reactor)
-        self._maker = CgroupMaker(self._cgroups, self.controllers, parts.reactor)
+        self.maker = CgroupMaker(self._cgroups, self.controllers, parts.reactor)
         self._events = CgroupEvents(self._cgroups, parts.reactor, parts.complaints, self._learn)
-        self.limits = CgroupLimits(self._cgroups, self.controllers, parts.complaints)
+        self.limits = CgroupLimits(self._cgroups, self.maker, self.controllers, parts.complaints)
         self._escapes = Escapes(parts, self._cgroups)
-        self.adopted = AdoptedCgroups(parts.runs, self._cgroups, self._maker, self.limits)
+        self.adopted = AdoptedCgroups(parts.runs, self._cgroups, self.maker, self.limits)
         self.pauses = CgroupPauses(parts, self._cgroups, self._control, self._events, self._escapes)
         self.stops = CgroupStops(parts, self._cgroups, self._control, self._events, self._escapes)
         self._membership = CgroupMembership(parts.runs, self._cgroups, parts.orphans)
@@ -530,37 +532,44 @@ class CgroupContainment(RunContainment):
             return self._enter(run)
 
     def _enter(self, run: LaunchedRun) -> Door:
-        group = self._cgroups.of(run) or self._maker.make(run)
+        before = self._cgroups.of(run)
+        group = before or self.maker.make(run)
         try:
+            if before:  # an earlier attempt may have enabled controllers for cgroups of its own
+                self.maker.make_leaf(run, group)
             return self._open(run, group)
         except OSError as error:  # another process removed the cgroup, because it was empty
             if error.errno not in kernel.GONE:
                 raise
-            self._maker.forget(run)
-            return self._open(run, self._maker.make(run))
+            self.maker.forget(run)
+            return self._open(run, self.maker.make(run))
 
     def _open(self, run: LaunchedRun, group: RunCgroup) -> Door:
         if group.bounds != run.bounds:
             self.limits.limit(run)
         if group.halted:  # the attempt before ended in its stop's freeze
             thaw_all(group)
-        directory = os.open(group.leaf, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        return Door(
-            directory,
-            not self._begins or any(map(self._attaches, run.upwards())),
-            self._runs.tag_of(run),
-        )
+        attach = not self._begins or self._attaches(run)
+        if attach:  # it may come when the run's own cgroup enables controllers
+            self.maker.make_leaf(run, group)
+        directory = os.open(group.home, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        return Door(directory, attach, self._runs.tag_of(run))
 
     def _attaches(self, run: LaunchedRun) -> bool:
+        """Return whether nothing can begin in the run, or in one above it."""
         group = self._cgroups.of(run)
-        return run.paused or (group is not None and (group.halted or group.killed))
+        return (
+            run.paused
+            or (group is not None and (group.halted or group.killed))
+            or (run.parent is not None and self._attaches(run.parent))
+        )
 
     def remove(self, run: LaunchedRun) -> None:
         self.adopted.remove(run)
-        self._maker.remove(run)
+        self.maker.remove(run)
 
     def close(self) -> None:
-        self._maker.close()
+        self.maker.close()
 
     def _learn(self, run: LaunchedRun, group: RunCgroup, events: bytes) -> None:
         if b"frozen 1" in events:
@@ -575,11 +584,10 @@ class CgroupContainment(RunContainment):
     def populated(self, run: LaunchedRun, poll: int | None = None) -> bool:
         if self._cgroups.populated(run):
             return True
-        runs = run_ids([run])
-        gathered = self.adopted.gather_all(runs)
-        return (gathered and self._cgroups.populated(run)) or any(
-            self._escapes.orphaned(runs, poll)
-        )
+        runs = run_ids([run]) if run.children else {run.id}
+        if self.adopted.gather_all(runs) and self._cgroups.populated(run):
+            return True
+        return any(self._escapes.orphaned(runs, poll))
 
     def members(self, *tops: LaunchedRun) -> Iterable[tuple[int, RunId]]:
         return self._cgroups.members(*tops)

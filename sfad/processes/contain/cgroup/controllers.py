@@ -6,7 +6,8 @@ every cgroup above (cgroups(7)). `pids` is enabled for every run, because every 
 limit. The others are enabled down the path to a run that has such a limit, because they cost time
 at each page and each task switch of the processes below.
 
-A cgroup that enables controllers cannot have processes (EBUSY). With `pids` and `cpu` alone that is
+A cgroup that enables controllers cannot have processes (EBUSY), so a run whose child run has such a
+limit has its processes in a leaf, RUN/self. With `pids` and `cpu` alone that is
 *not* refused: the cgroup becomes a thread root, and nothing can be attached below it any more
 (EOPNOTSUPP). So the processes in PARENT, the daemon first of all, move into the leaf
 PARENT/supervisor before anything is enabled. In systemd 254 and later, `DelegateSubgroup=` of the
@@ -79,14 +80,17 @@ class Controllers:
         try:
             self._enable(kind, directory)
         except OSError as error:
-            self._complain(
-                f"the cgroup controller {kind} cannot be enabled, "
-                f"so that limits are watched: {_said(error)}"
-            )
+            self.not_enabled(kind, error)
             if not self.enabled(kind, self._base) and error.errno not in kernel.SHORTAGES:
                 self.available.discard(kind)
             return False
         return True
+
+    def not_enabled(self, kind: str, error: OSError) -> None:
+        self._complain(
+            f"the cgroup controller {kind} cannot be enabled, "
+            f"so that limits are watched: {_said(error)}"
+        )
 
     def _enable(self, kind: str, directory: str) -> None:
         for path in reversed(list(self._up(directory))):
@@ -128,7 +132,7 @@ def undo(parent: str, *, move_back: bool = False) -> None:
             return
         _disable(parent, set(KINDS))
         if move_back:
-            _move(leaf, parent)
+            move(leaf, parent)
         os.rmdir(leaf)
 
 
@@ -174,7 +178,7 @@ def _vacate(parent: str) -> bool:
         os.mkdir(f"{parent}/{SUPERVISOR}")
     with suppress(OSError):
         os.setxattr(f"{parent}/{SUPERVISOR}", _VACATED, b"1")
-    _move(parent, f"{parent}/{SUPERVISOR}")
+    move(parent, f"{parent}/{SUPERVISOR}")
     return True
 
 
@@ -196,7 +200,7 @@ def _delegated(directory: str) -> bool:
     return False
 
 
-def _move(source: str, target: str) -> None:
+def move(source: str, target: str) -> None:
     """Move every process. Raises `OSError`, also if new ones keep appearing."""
     for _ in range(_MOVE_PASSES):
         sitting = list(cgroupfs.pids(source))

@@ -13,7 +13,7 @@ from ..interface import AdoptedRuns, KernelLimits
 from ..membership import RecentScan, scan_marks
 from . import cgroupfs
 from .cgroupfs import LEAF, RunCgroup, RunCgroups
-from .controllers import KINDS, Controllers
+from .controllers import KINDS, Controllers, move
 
 _REMOVE_TRIES, _REMOVE_EVERY = 100, 0.02
 """A cgroup whose last process has just gone can be busy for some milliseconds."""
@@ -34,12 +34,53 @@ class CgroupMaker:
         except FileNotFoundError:
             self._restore(run)
             self._mkdir(directory)
-        metered = run.bounds.memory is not None and self._controllers.enable(
-            "memory", os.path.dirname(directory)
-        )
-        self._mkdir(f"{directory}/{LEAF}")
-        cgroupfs.limit_descendants(f"{directory}/{LEAF}")
-        return self._cgroups.add(run, RunCgroup(directory, _inode(directory), metered=metered))
+        metered = run.bounds.memory is not None and self.enable("memory", run)
+        return self._cgroups.add(run, RunCgroup(directory, metered=metered))
+
+    def make_leaf(self, run: LaunchedRun, group: RunCgroup) -> None:
+        """Have the run's processes begin in a leaf from now on. Raises `OSError`."""
+        if not group.has_leaf:
+            self._mkdir(group.leaf)
+            self._cgroups.add_leaf(run, group)
+
+    def enable(self, kind: str, run: LaunchedRun) -> bool:
+        """Enable a controller for the run's cgroup; return whether that worked."""
+        above = self._cgroups.directory(run.parent) if run.parent else self._base
+        if run.parent and not self._controllers.enabled(kind, above):
+            if kind not in self._controllers.available:
+                return False
+            try:
+                for each in reversed(list(run.parent.upwards())):
+                    self.vacate(each)
+            except OSError as error:
+                self._controllers.not_enabled(kind, error)
+                return False
+        return self._controllers.enable(kind, above)
+
+    def vacate(self, run: LaunchedRun) -> None:
+        """Move all processes of a run into its leaf. Raises `OSError`.
+
+        They are frozen meanwhile: a tree that forks without pause could stay ahead of the moves. A
+        daemon that dies here leaves them frozen, and the next one thaws every run that is not
+        paused."""
+        group = self._cgroups.of(run)
+        if group is None or group.vacated:
+            return
+        self.make_leaf(run, group)
+        control = f"{group.directory}/cgroup.freeze"
+        still = run.paused or group.halted
+        try:
+            if not still:
+                cgroupfs.write(control, b"1")
+            move(group.directory, group.leaf)
+        finally:
+            if not still:
+                self._reactor.retry_while(
+                    lambda: self._cgroups.of(run) is group and not (run.paused or group.halted),
+                    _thaw,
+                    control,
+                )
+        group.vacated = True
 
     def _mkdir(self, path: str) -> None:
         try:
@@ -48,8 +89,8 @@ class CgroupMaker:
             # an earlier try got this far; or an agent made it, frozen, to stop what attaches itself
             cgroupfs.write(f"{path}/cgroup.freeze", b"0")
         except BlockingIOError:
-            # an agent has lowered `cgroup.max.descendants` or `cgroup.max.depth` of the base
-            cgroupfs.limit_descendants(self._base, None, None)
+            # agents have made many, or lowered the limits
+            cgroupfs.make_room(self._base, path.count("/") - self._base.count("/"))
             os.mkdir(path)
 
     def _restore(self, run: LaunchedRun) -> None:
@@ -57,10 +98,11 @@ class CgroupMaker:
         cgroup."""
         if not os.path.isdir(self._base):
             os.makedirs(self._base, exist_ok=True)
+            cgroupfs.make_room(self._base)
             self._controllers.forget(self._base)
             self._controllers.set_up()
         for above in reversed(list(run.upwards())[1:]):
-            if not os.path.isdir(f"{self._cgroups.directory(above)}/{LEAF}"):
+            if not os.path.isdir(self._cgroups.directory(above)):
                 self.forget(above)
                 self.make(above)
 
@@ -70,12 +112,11 @@ class CgroupMaker:
         directory = self._cgroups.directory(run)
         if not os.path.isdir(directory):
             return False
-        with suppress(FileExistsError):
-            os.mkdir(f"{directory}/{LEAF}")  # the daemon may have died before it made the leaf
         halted = cgroupfs.read(f"{directory}/cgroup.freeze").startswith(b"1")
         metered = run.bounds.memory is not None and os.path.exists(f"{directory}/memory.stat")
+        leaf = os.path.isdir(f"{directory}/{LEAF}")
         self._cgroups.add(
-            run, RunCgroup(directory, _inode(directory), halted, killed=True, metered=metered)
+            run, RunCgroup(directory, leaf, halted=halted, killed=True, metered=metered)
         )
         return True
 
@@ -96,7 +137,8 @@ class CgroupMaker:
     def _remove(self, group: RunCgroup) -> None:
         try:
             # its child runs were released before it, and few agents make cgroups of their own
-            os.rmdir(group.leaf)
+            if group.has_leaf:
+                os.rmdir(group.leaf)
             os.rmdir(group.directory)
         except OSError:
             self._reactor.task(_remove_later, group.directory)
@@ -112,16 +154,20 @@ class CgroupMaker:
             self._controllers.close()
 
 
+def _thaw(control: str) -> None:
+    try:
+        cgroupfs.write(control, b"0")
+    except OSError as error:
+        if error.errno not in kernel.GONE:
+            raise
+
+
 async def _remove_later(directory: str) -> None:
     for _ in range(_REMOVE_TRIES):
         await trio.sleep(_REMOVE_EVERY)
         with suppress(OSError):  # in a thread: an agent may have made a hundred thousand
             await trio.to_thread.run_sync(cgroupfs.remove_tree, directory)
             return
-
-
-def _inode(directory: str) -> int:
-    return os.stat(f"{directory}/{LEAF}").st_ino
 
 
 # ---- The bounds of runs, written to the files of their cgroups and read back
@@ -135,9 +181,14 @@ _LEAST_QUOTA = 1000
 
 class CgroupLimits(KernelLimits):
     def __init__(
-        self, cgroups: RunCgroups, controllers: Controllers, complaints: Complaints
+        self,
+        cgroups: RunCgroups,
+        maker: CgroupMaker,
+        controllers: Controllers,
+        complaints: Complaints,
     ) -> None:
         self._cgroups = cgroups
+        self._maker = maker
         self._controllers = controllers
         self._complaints = complaints
 
@@ -150,7 +201,7 @@ class CgroupLimits(KernelLimits):
         group = self._cgroups.of(run)
         if group is None:
             return
-        for kind in KINDS:
+        for kind in KINDS if self._controllers.available else ():
             value, before = getattr(run.bounds, kind), getattr(group.bounds, kind)
             if value != before and kind in self._controllers.available:
                 self._limit_to(run, group, kind, value)
@@ -159,7 +210,7 @@ class CgroupLimits(KernelLimits):
     def _limit_to(self, run: LaunchedRun, group: RunCgroup, kind: str, value: float | None) -> None:
         """Write one bound, and from now on count how often the kernel enforces it."""
         group.enforced.pop(kind, None)
-        if not self._controllers.enable(kind, os.path.dirname(group.directory)):
+        if not self._maker.enable(kind, run):
             return
         try:
             for name, content in settings(kind, value):
@@ -329,7 +380,7 @@ class AdoptedCgroups(AdoptedRuns):
             for process in outside:
                 if process.is_running():
                     with suppress(ProcessLookupError):
-                        cgroupfs.write(f"{group.leaf}/cgroup.procs", b"%d" % process.pid)
+                        cgroupfs.write(f"{group.home}/cgroup.procs", b"%d" % process.pid)
 
     def is_of(self, run: LaunchedRun, pid: int) -> bool:
         return self._cgroups.contains(run, pid) or cookie(pid, self._runs.instance) == run.cookie

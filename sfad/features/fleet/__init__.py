@@ -1,0 +1,21 @@
+"""Trees on many machines (docs/fleet.md): this daemon as a node of a cluster of Ray.
+
+`feature`   the declaration
+`messages`  what is asked of the fleet, what nodes ask each other, files that come in pieces
+`part`      what of this a daemon does
+`node`      this node: its actor, ways to other nodes, and what is said about granted runs
+`preparing` what is decided about runs that are sent to other nodes, or come from them
+`process`   starts what makes this node's actor
+`ray`       what knows Ray: that process, and the actor
+`keeper`    finds out which node is the keeper, asks it for other features, and shares what these
+            know
+`granted`   requests of other nodes about runs that they have granted to this one
+`elsewhere`, `giving`, `taking` the half in the core: runs that execute on other nodes, with their
+            share of the tree and their lease; runs that other nodes have granted
+`heard`     what is told to it of these runs
+`verbs`     answers the actor, other nodes, and `sfactl fleet`
+`file_verbs` answers `put_files`, `fetch_files` and `get_files`
+`nodes`     the nodes, and how each is asked
+`answers`   answers of a whole fleet, for the clients that ask for them
+`files`     files that are sent with runs, and brought back
+"""

@@ -1,0 +1,75 @@
+"""The declaration."""
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from ...config_values import CLUSTER, NODE, SIZE
+from ...core.state.access import Access
+from ...core.state.policy import DURATION
+from ...feature import Feature, Section
+from ...protocol.requests.base import OverFleet
+from ...protocol.types import Ship
+from .messages import (
+    DrainNode,
+    FetchFiles,
+    FleetStatus,
+    FleetTold,
+    ForgetNode,
+    GetFiles,
+    PutFiles,
+    ServeFleet,
+    ShareSubscriptions,
+    Tend,
+)
+
+SHIP = "ship"
+"""What it decides about a run."""
+
+
+class FleetConfig(Struct, frozen=True, kw_only=True):
+    """The cluster of Ray that this daemon is a node of."""
+
+    address: Annotated[str, Meta(pattern=r"^(auto|[^\s:]+:[0-9]{1,5})$", extra=CLUSTER)] | None = (
+        None
+    )
+    """`auto`: that of this machine. `None`: it is in no fleet."""
+    node: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", extra=NODE)] | None = (
+        None
+    )
+    """`None`: the name of the host."""
+    lease: Annotated[float, Meta(ge=5, le=86400, extra=DURATION)] = 60.0
+    keeper: (
+        Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", extra=NODE)] | None
+    ) = None
+    """The node that keeps the budgets of users and teams. `None`: the head's, or the one that was
+    known before."""
+    insecure: bool = False
+    """Also join a cluster that asks for no token."""
+    ship_max: Annotated[int, Meta(ge=64 * 1024, le=1 << 40, extra=SIZE)] = 100 * 1024 * 1024
+    """Bytes of the files that one run may be sent with, and bring back."""
+
+
+_OF_FLEET = Access("admin", inside=False, narrowed_by=None, scope="none")
+_OF_FILES = Access(narrowed_by="logs", said="'fetch'")
+
+FEATURE = Feature(
+    sections=(Section("fleet", FleetConfig, at_start=True),),
+    verbs={
+        OverFleet: _OF_FLEET,
+        FleetStatus: _OF_FLEET,
+        ForgetNode: _OF_FLEET,
+        DrainNode: _OF_FLEET,
+        ServeFleet: _OF_FLEET,
+        FleetTold: _OF_FLEET,
+        Tend: _OF_FLEET,
+        ShareSubscriptions: _OF_FLEET,
+        PutFiles: Access(leaf=False, narrowed_by="spawn", scope="none"),
+        FetchFiles: _OF_FILES,
+        GetFiles: _OF_FILES,
+    },
+    decides={SHIP: Ship},
+    elsewhere="elsewhere",
+    beside="-shipped",
+    part="part",
+)

@@ -1,0 +1,68 @@
+"""What a daemon does of this."""
+
+from collections.abc import Collection
+from pathlib import Path
+
+import trio
+
+from ...core.state.run import Run
+from ...daemon.loop.seam import Heart, Launch, Part
+from ...host.tasks import keep_serving
+from ...runs.live import Live
+from .feature import FleetConfig
+from .file_verbs import FileVerbs
+from .files.kept import ShippedFiles
+from .files.sending import Shipping
+from .granted import GrantedRuns
+from .keeper import FleetKeeper
+from .node import Fleet
+from .nodes import Nodes
+from .preparing import Preparing
+from .process import FleetProcess
+from .verbs import FleetVerbs
+
+
+def part(heart: Heart) -> Part:
+    config, resources = heart.section("fleet", FleetConfig), heart.resources
+    files = ShippedFiles(Path(resources.state_dir), config.ship_max)
+    shipping = Shipping(files, heart.commands, heart.catalogue.live)
+    fleet = Fleet(config, heart, shipping)
+    process = FleetProcess(config, fleet, resources.launcher, resources.log, sock=resources.socket)
+    keeper = FleetKeeper(config, fleet, heart)
+    granted = GrantedRuns(resources.timers)
+    preparing = Preparing(fleet, shipping)
+    verbs = FleetVerbs(config, fleet, process, keeper, granted, Nodes(fleet), heart)
+    of_files = FileVerbs(fleet, shipping, resources.launcher)
+
+    async def serve() -> None:
+        async with trio.open_nursery() as nursery:
+            for each in (fleet.serve, process.serve, keeper.serve, keeper.serve_shares):
+                nursery.start_soon(keep_serving, each, resources.log.internal_error)
+
+    def changed(runs: Collection[Run]) -> None:
+        if fleet.remote:
+            fleet.look()
+        granted.changed(runs)
+
+    def launch(live: Live, given: Launch) -> Launch:
+        step = shipping.first_step(live)
+        if step is None:
+            return given
+        env = shipping.environment(live, given.env)
+        return given._replace(env=env, first_step=step[0], cwd=step[1])
+
+    return Part(
+        verbs={**verbs.all(), **of_files.all()},
+        serve=serve,
+        look=preparing.look,
+        check=preparing.check,
+        prepare_elsewhere=preparing.elsewhere,
+        launch=launch,
+        place=fleet.place,
+        changed=changed,
+        ended=fleet.ended,
+        answer_there=of_files.answer_there,
+        keeper=keeper,
+        shared_changed=keeper.shares_changed,
+        kept=shipping,
+    )

@@ -1,0 +1,75 @@
+"""The process that makes this node's actor: starts it where there is none, and ends with what it
+says."""
+
+import trio
+
+from ...host.log import Log
+from ...processes.launcher import Launcher
+from ...processes.own_processes import OwnProcess, keep
+from . import ray
+from .feature import FleetConfig
+from .node import Fleet
+
+PATIENCE = 3.0
+"""Seconds that an actor has to connect by itself: that of an earlier daemon, or one that Ray starts
+again."""
+PAUSE, PAUSE_MAX = 1.0, 60.0
+"""Seconds until the next is started where one could not make an actor."""
+LIFETIME = 120.0
+"""Seconds after which one that hangs is killed: the head of the cluster may not answer."""
+
+
+class FleetProcess:
+    def __init__(
+        self, config: FleetConfig, fleet: Fleet, launcher: Launcher, log: Log, *, sock: str
+    ) -> None:
+        self._config = config
+        self._fleet = fleet
+        self._process = OwnProcess(launcher)
+        self._log = log
+        self._daemon = sock
+        self._said = ""
+        self.trouble: str | None = None
+        """Why there is no actor."""
+
+    async def serve(self) -> None:
+        """Have an actor made whenever none is connected, until cancelled."""
+        if self._config.address is None:
+            await trio.sleep_forever()
+        await keep(self._make, self._failed, PAUSE, PAUSE_MAX)
+
+    async def _make(self) -> str | None:
+        """Have an actor made once none is connected. Return why there is none."""
+        await self._connect()
+        while self._fleet.is_connected:
+            self.trouble = None
+            await self._fleet.disconnected.wait()
+            await self._connect()
+        self._said = f"no answer of the cluster at {self._config.address} within {LIFETIME:g} s"
+        how = ""
+        with trio.move_on_after(LIFETIME):
+            how = await self._run()
+        await self._connect()
+        why = self._said or f"the process that makes the actor ended with {how}"
+        return None if self._fleet.is_connected else why
+
+    async def _connect(self) -> None:
+        with trio.move_on_after(PATIENCE):
+            await self._fleet.connected.wait()
+
+    def _failed(self, why: str, pause: float) -> None:
+        self.trouble = why
+        self._log.warning(f"this node is in no fleet: {why}; tried again in {pause:g} s")
+
+    async def _run(self) -> str:
+        said = ""
+
+        def heard(line: str) -> None:
+            nonlocal said
+            said = line
+
+        words = ["-m", ray.__name__, "--daemon", self._daemon, "--node", self._fleet.node]
+        words += ["--insecure"] if self._config.insecure else []
+        how = await self._process.run([*words, str(self._config.address)], heard)
+        self._said = said
+        return how

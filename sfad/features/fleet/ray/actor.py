@@ -1,0 +1,124 @@
+"""A node's actor. Ray starts it again wherever its node is; the daemon does not descend from it."""
+
+import os
+import queue
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import ray
+
+from ..messages import FleetPush, FleetTold
+from . import NAMESPACE, actor_name
+from .link import Link
+from .placing import Places, all_nodes, drain, identity
+from .tunnels import Message, Tunnels
+
+LOOK, LOOK_MAX = 0.02, 1.0
+"""Seconds between looks at reservations that wait: doubled each time while nothing happens."""
+
+
+class NodeActor:
+    """Passes on bytes between the fleet and this node's daemon."""
+
+    def __init__(self, node: str, daemon: str) -> None:
+        self._node = node
+        self._daemon = daemon
+        self._handles: dict[str, Any] = {}
+        self._identity = identity(node)
+        self._tunnels = Tunnels(daemon, node, self._call)
+        self._link = Link(node, daemon, self._way, self._do, self._displaced)
+        self._places = Places(node)
+        self._work: queue.Queue[FleetPush | None] = queue.Queue()
+        self._own = ray.get_runtime_context().current_actor
+        threading.Thread(target=self._serve, name="work", daemon=True).start()
+        threading.Thread(target=self._link.serve, name="link", daemon=True).start()
+
+    # ---- called by other actors
+
+    def deliver(self, node: str, messages: list[Message]) -> list[str]:
+        return self._tunnels.deliver(node, messages)
+
+    def identity(self) -> dict[str, Any]:
+        return self._identity | {"daemon": self._daemon, "connected": self._link.connected}
+
+    # ---- other actors
+
+    def _handle(self, node: str) -> Any:
+        if node not in self._handles:
+            self._handles[node] = ray.get_actor(actor_name(node), namespace=NAMESPACE)
+        return self._handles[node]
+
+    def _call(
+        self, node: str, messages: list[Message], then: Callable[[list[str] | None], None]
+    ) -> None:
+        try:
+            future = self._handle(node).deliver.remote(self._node, messages).future()
+        except (ValueError, ray.exceptions.RayError):
+            self._handles.pop(node, None)
+            then(None)
+            return
+
+        def done(future: Any) -> None:
+            if future.exception() is not None:
+                self._handles.pop(node, None)
+                then(None)
+            else:
+                then(future.result())
+
+        future.add_done_callback(done)
+
+    # ---- what the daemon asks for
+
+    def _way(self, push: FleetPush, descriptor: int) -> None:
+        self._tunnels.open(push.node, socket.socket(fileno=descriptor))
+
+    def _do(self, push: FleetPush) -> None:
+        self._work.put(push)
+
+    def _serve(self) -> None:
+        """Do what takes calls of Ray, one after the other."""
+        pause = LOOK
+        while True:
+            try:
+                push = self._work.get(timeout=pause if self._places.waiting else None)
+                pause = LOOK
+            except queue.Empty:
+                push, pause = None, min(2 * pause, LOOK_MAX)
+            try:
+                if push is not None:
+                    self._work_on(push)
+                for told in self._places.look():
+                    self._link.send(told)
+            except Exception as error:  # noqa: BLE001 - whatever Ray raises, the next request may succeed
+                self._trouble(push, error)
+
+    def _work_on(self, push: FleetPush) -> None:
+        match push.what:
+            case "place" if push.placing is not None:
+                self._places.place(push.run, push.placing, away=push.node)
+            case "free":
+                self._places.free(push.run)
+            case "keep":
+                self._places.keep(push.runs)
+            case "drain" | "undrain":
+                refused = drain(push.node, undo=push.what == "undrain")
+                self._link.send(FleetTold(id=0, number=push.number, refused=refused))
+            case "nodes":
+                self._link.send(
+                    FleetTold(id=0, number=push.number, nodes=all_nodes(self._identity))
+                )
+
+    def _trouble(self, push: FleetPush | None, error: Exception) -> None:
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        why = first if isinstance(error, ValueError) else f"Ray: {type(error).__name__}: {first}"
+        if push is not None and push.what == "place":
+            self._link.send(FleetTold(id=0, run=push.run, refused=why))
+        elif push is not None and push.number:
+            self._link.send(FleetTold(id=0, number=push.number, refused=why))
+
+    def _displaced(self) -> None:
+        """Another actor serves this node's daemon now: end, and do not come back."""
+        ray.kill(self._own, no_restart=True)
+        os._exit(0)  # where Ray does not know this one any more
