@@ -148,6 +148,8 @@ class LaunchedRun:
     main: MainProcess | None = None
     emptying: bool = False
     """Whether `Emptied` is owed."""
+    emptied: bool = False
+    """Whether it was told to be empty since its last launch: it is released soon."""
     freezing: bool = False
     """Whether `Frozen` is owed."""
     paused: bool = False
@@ -322,6 +324,8 @@ class LaunchedRuns(dict[RunId, LaunchedRun]):
         The orphan is stopped with that run. None if this process is pid 1, which also adopts
         orphans of foreign processes."""
         roots = [
-            run.id for run in self.values() if run.parent is None and run.first_started <= started
+            run.id
+            for run in self.values()
+            if run.parent is None and not run.emptied and run.first_started <= started
         ]
         return roots[0] if len(roots) == 1 and os.getpid() != 1 else None

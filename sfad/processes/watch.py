@@ -438,7 +438,7 @@ class OwedEvents:
             above: LaunchedRun | None = run
             while above is not None:
                 if above.emptying and self._empty(above):
-                    above.emptying = False
+                    above.emptying, above.emptied = False, True
                     self._emitter.emit(Emptied, above.id)
                 above = above.parent
         except Exception as error:  # noqa: BLE001 - a bug in what is done for one run must not end the others
@@ -491,7 +491,7 @@ class Mains:
     def own(self, run: LaunchedRun, main: MainProcess) -> None:
         """Open the process's pidfd, read its report and reap it. Raises `OSError`; then its
         descriptors are closed, and it has no owner."""
-        run.main = main
+        run.main, run.emptied = main, False
         try:
             if main.pidfd < 0:
                 main.pidfd = os.pidfd_open(main.pid)
@@ -608,7 +608,8 @@ class Mains:
         if main.failure:
             self._fail(run, main.failure)
             return
-        self._emitter.emit(MainExited, run.id, code, number, self._owed.known_empty(run, poll))
+        run.emptied = self._owed.known_empty(run, poll)
+        self._emitter.emit(MainExited, run.id, code, number, run.emptied)
         self._owed.report_if_empty(run)
 
 

@@ -94,8 +94,10 @@ async def test_what_starts_in_the_worktree_of_a_run_shares_it(
 async def test_a_placed_run_has_none(tmp_path: Path) -> None:
     async with shell(tmp_path, FakeLauncher) as runtime:
         placed = replace(AGENT, worktree=Worktree(), placing=Placing())
+        p, around = Prepared.of(placed), runtime.starting.around(placed, ANN, None)
+        runtime.parts.load(p, around)
         with pytest.raises(RequestError, match="--worktree and --fleet exclude each other"):
-            await prepared(runtime, placed)
+            runtime.parts.check(p, around)
 
 
 async def test_a_worktree_that_was_taken_while_a_gateway_was_waited_for(tmp_path: Path) -> None:
