@@ -195,7 +195,7 @@ def test_the_clock_of_a_test_is_an_argument() -> None:
 # ---- Structs
 
 MOST_FIELDS, MOST_SHARED = 40, 10
-LARGER = {"Policy": 44, "Run": 43, "State": 43}
+LARGER = {"Policy": 42, "Run": 43, "State": 43}
 """Of the core: what the config says, and the state of a run. They do not grow."""
 
 
@@ -204,8 +204,10 @@ def structs() -> dict[type, set[str]]:
     found: dict[type, set[str]] = {}
     for path in modules("sfad"):
         name = name_of(path)
-        if name.startswith(("sfad.protocol", "sfad.fleet")) or path.name == "__main__.py":
-            continue  # Ray changes the environment
+        if path.name == "__main__.py" or name.startswith(
+            ("sfad.protocol", "sfad.features.fleet.ray")  # Ray changes the environment
+        ):
+            continue
         try:
             module = import_module(name)
         except ImportError:  # of what few machines have

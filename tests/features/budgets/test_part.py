@@ -36,14 +36,23 @@ def test_while_it_is_not_known_who_keeps_the_budgets_nothing_is_spent(tmp_path: 
         client.call(m.Stop(id=0, runs=[run]), m.Stopped)
 
 
-def test_a_daemon_that_keeps_no_budgets_gives_nobody_any(tmp_path: Path) -> None:
-    config = '[fleet]\naddress = "127.0.0.1:1"\nnode = "n2"\nkeeper = "n1"\n'
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        (
+            '[fleet]\naddress = "127.0.0.1:1"\nnode = "n2"\nkeeper = "n1"\n',
+            "node n2 does not keep the budgets of this fleet; for it the keeper is n1",
+        ),
+        ("", "this daemon is in no fleet"),
+    ],
+    ids=["another keeps them", "no fleet"],
+)
+def test_a_daemon_that_keeps_no_budgets_gives_nobody_any(
+    tmp_path: Path, config: str, why: str
+) -> None:
     with (
         running(tmp_path, config=config) as daemon,
         daemon.client() as client,
-        pytest.raises(
-            DaemonError,
-            match="node n2 does not keep the budgets of this fleet; for it the keeper is n1",
-        ),
+        pytest.raises(DaemonError, match=why),
     ):
         client.call(AskAllowances(id=0, node="n3", number=1), m.Reply)
