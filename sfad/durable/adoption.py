@@ -124,8 +124,8 @@ class Adoption:
 
     @property
     def spared(self) -> frozenset[RunId]:
-        """Runs whose processes the sweep must spare. A run of which no process was saved has executed
-        nothing, but its cgroup may be there."""
+        """Runs whose processes the sweep must spare. A run of which no process was saved has
+        executed nothing, but its cgroup may be there."""
         return frozenset(one.run.id for one in self.event.runs if one.run.attempt)
 
 
