@@ -30,6 +30,6 @@
 See "Starting fast" in docs/architecture.md. Only `web` imports trio. Of sfad, this package
 imports `sfad.protocol`, its version, and the `messages` of features; `doctor` also
 `sfad.host.probe` and `sfad.features.listed`; `diff`, `land` and `worktrees` `sfad.git`,
-`sfad.features.worktrees` and `sfad.features.fleet.files`; `web` `sfad.host.callers` and
+`sfad.features.worktrees` and `sfad.features.fleet.files`; `web` `sfad.host.linux.callers` and
 `sfad.host.systemd`.
 """

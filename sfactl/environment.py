@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from sfad.protocol.texts.units import MOST_WHOLE, parse_whole
 from sfad.protocol.types import Bound, Claim
-from sfad.protocol.units import MOST_WHOLE, parse_whole
 
 from .exits import ExitCode, Quit, UsageError, understood
 

@@ -20,8 +20,8 @@ from sfad.protocol.known import METERED_PROGRAMS
 from sfad.protocol.requests.base import Reply
 from sfad.protocol.requests.starting import Refused
 from sfad.protocol.requests.steering import Stopped
+from sfad.protocol.texts.units import counted, format_elapsed, format_short, format_size, format_usd
 from sfad.protocol.types import Hold, LimitKind, RunInfo, Status, Survivor, Usage
-from sfad.protocol.units import counted, format_elapsed, format_short, format_size, format_usd
 
 from . import exits
 
@@ -90,7 +90,7 @@ def plain(text: str) -> str:
 
 def harmless(text: str) -> str:
     """Return `text` in its lines, with visible control characters."""
-    from sfad.protocol.sanitise import visible  # few verbs need it
+    from sfad.protocol.texts.sanitise import visible  # few verbs need it
 
     return visible(text)
 

@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta
 
-from .protocol import units
-from .protocol.egress import FORMS, destination
 from .protocol.event_types import HOOK_TYPES, unknown_pattern
+from .protocol.texts import units
+from .protocol.texts.egress import FORMS, destination
 
 MAX_PORT = 65535
 

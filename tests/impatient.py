@@ -5,7 +5,7 @@ one second, not ten, for the rest of a frame, for a client that lost its connect
 that does not read of runs.
 """
 
-from sfad.host import displacement
+from sfad.host.linux import displacement
 
 displacement.LOOK = 0.1
 

@@ -16,13 +16,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from sfad.host import displacement
+from sfad.host.linux import displacement
 from tests import surroundings
 
 ROOT = Path(__file__).parents[1]
 
 TRAP = "SFAD_TEST_TRAP"
 """Names a directory in which no program may open, make or change anything."""
+BESIDE = "SFAD_TEST_BESIDE"
+"""Is set where the tests of another session run at the same time: what is new in places of all
+users may be theirs."""
 
 
 # ---- What processes with this module open: those of the tests, and the daemons that are forked
@@ -170,7 +173,8 @@ def _names() -> set[str]:
 
 
 def _shared(person: Mapping[str, str]) -> Iterator[str]:
-    yield from ("/tmp", "/var/tmp", "/dev/shm", "/run", f"/run/user/{os.getuid()}", "/var/lib")
+    if not person.get(BESIDE):
+        yield from ("/tmp", "/var/tmp", "/dev/shm", "/run", f"/run/user/{os.getuid()}", "/var/lib")
     for name in (
         "HOME",
         "TMPDIR",

@@ -19,7 +19,7 @@ from sfad.config import (
     config_files,
     load,
 )
-from sfad.protocol.units import format_duration, parse_duration
+from sfad.protocol.texts.units import format_duration, parse_duration
 
 
 def write(path: Path, text: str) -> Path:

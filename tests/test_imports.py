@@ -150,7 +150,16 @@ def test_the_core_is_pure() -> None:
 
 def test_the_core_needs_no_transport() -> None:
     for path in modules("sfad/core"):
-        names = ["event_types", "types", "kinds", "known", "limits", "holds", "sanitise", "units"]
+        names = [
+            "event_types",
+            "types",
+            "kinds",
+            "known",
+            "limits",
+            "holds",
+            "texts.sanitise",
+            "texts.units",
+        ]
         names += ["requests.allowances", "requests.gateway", "requests.subscriptions"]
         allowed = {f"sfad.protocol.{name}" for name in names}
         if path.stem == "access":
@@ -200,7 +209,7 @@ def test_the_client_imports_only_the_protocol_of_the_daemon() -> None:
             looks += ["sfad.git", "sfad.features.worktrees"]
         looks += ["sfad.features.fleet.files.packing"] if path.stem == "shipping" else []
         # the kernel says whose a connection is, to the console as to the gateway
-        looks += ["sfad.host", "sfad.host.callers"] if path.stem == "serving" else []
+        looks += ["sfad.host", "sfad.host.linux.callers"] if path.stem == "serving" else []
         # and what a feature's requests are
         messages = [f"sfad.features.{name}.messages" for name in features()]
         allowed = ["sfad.protocol", *messages, *looks]
@@ -382,7 +391,7 @@ def test_a_gateway_loads_no_psutil() -> None:
 
 def test_what_reads_bodies_loads_no_trio() -> None:
     """Each gateway of a user has such a process."""
-    assert not loaded_by("import sfad.gateway.reading") & {*HEAVY, "typer", "sqlite3"}
+    assert not loaded_by("import sfad.gateway.bodies.reading") & {*HEAVY, "typer", "sqlite3"}
 
 
 def test_the_protocol_loads_little() -> None:

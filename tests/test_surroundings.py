@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import straying, surroundings
+from tests import outside, straying, surroundings
 from tests.outside import ROOT
 
 SAMPLE = (
@@ -24,8 +24,9 @@ SAMPLE = (
 are have a part in."""
 
 
-def ran(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run tests as a person with settings and variables of everything."""
+def ran(place: Path, *words: str, beside: str = "") -> subprocess.CompletedProcess[str]:
+    """Run tests as a person with settings and variables of everything. `beside`: `outside.BESIDE`,
+    if it is set."""
     script = 'eval "$(tests/nasty_home.sh "$1")"; shift; unset PYTHONOPTIMIZE; exec "$@"'
     pytest = [
         sys.executable,
@@ -42,7 +43,7 @@ def ran(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["sh", "-c", script, "sh", place, *pytest, *words],
         cwd=ROOT,
-        env=env,
+        env=env | {outside.BESIDE: beside},
         capture_output=True,
         text=True,
         timeout=300,
@@ -51,7 +52,7 @@ def ran(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.rest("runs tests in a session of its own")
 def test_settings_of_a_person_change_nothing_and_are_not_read(tmp_path: Path) -> None:
-    done = ran(tmp_path, *SAMPLE)
+    done = ran(tmp_path, *SAMPLE, beside="1")
     assert done.returncode == 0, done.stdout
     assert "nothing: no process, no cgroup, no file" in done.stdout
 

@@ -8,8 +8,8 @@ from sfad.protocol.requests.base import Reply
 from sfad.protocol.requests.following import CallPush, Wait, Watch
 from sfad.protocol.requests.listing import List
 from sfad.protocol.requests.records import CallPage, ListCalls
+from sfad.protocol.texts.units import counted
 from sfad.protocol.types import CallInfo, RunId, Source
-from sfad.protocol.units import counted
 
 from .. import exits, output
 from ..app import app

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from sfad.protocol.event_types import EVENT_TYPES, unknown_pattern
 from sfad.protocol.requests.following import EventPush
 from sfad.protocol.requests.records import EventPage, Events
+from sfad.protocol.texts.units import MOST_WHOLE, parse_whole
 from sfad.protocol.types import SEVERITIES, ErrorCode, Event, Severity
-from sfad.protocol.units import MOST_WHOLE, parse_whole
 
 from .. import output
 from ..app import OverFleet, app

@@ -5,8 +5,8 @@ from typing import Annotated, Any
 from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.listing import Info
 from sfad.protocol.requests.records import EventPage, Events
+from sfad.protocol.texts.units import counted
 from sfad.protocol.types import Event, RunInfo, Status
-from sfad.protocol.units import counted
 
 from .. import output
 from ..app import OverFleet, app

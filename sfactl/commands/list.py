@@ -6,8 +6,8 @@ from msgspec import Struct
 
 from sfad.protocol.encoding import to_json
 from sfad.protocol.requests.listing import List
+from sfad.protocol.texts.units import counted
 from sfad.protocol.types import RunInfo, Status, Usage
-from sfad.protocol.units import counted
 
 from .. import output
 from ..app import OverFleet, app

@@ -2,7 +2,7 @@ from shlex import quote
 from typing import Annotated
 
 from sfad.protocol.requests.daemon import Prune, Pruned
-from sfad.protocol.units import counted
+from sfad.protocol.texts.units import counted
 
 from .. import output
 from ..app import app

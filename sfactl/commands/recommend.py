@@ -3,8 +3,8 @@ from typing import Annotated
 
 from sfad.features.advice.messages import Advice, Recommend, Recommended
 from sfad.protocol.limits import format_amount, format_limit
+from sfad.protocol.texts.units import counted
 from sfad.protocol.types import LimitKind
-from sfad.protocol.units import counted
 
 from .. import output
 from ..app import app

@@ -1,6 +1,6 @@
 from sfad.protocol.encoding import to_json
 from sfad.protocol.requests.daemon import Change, Reload, Reloaded
-from sfad.protocol.units import counted
+from sfad.protocol.texts.units import counted
 
 from .. import output
 from ..app import app

@@ -4,8 +4,8 @@ from datetime import UTC, datetime
 
 from sfad.protocol.paths import SYSTEM_SOCKET
 from sfad.protocol.requests.daemon import DaemonInfo, DaemonStatus
+from sfad.protocol.texts.units import counted, format_duration
 from sfad.protocol.types import Usage
-from sfad.protocol.units import counted, format_duration
 
 from .. import output
 from ..app import app

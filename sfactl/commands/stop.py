@@ -2,7 +2,7 @@ import signal as signals
 from typing import Annotated
 
 from sfad.protocol.requests.steering import Stop, Stopped
-from sfad.protocol.units import parse_whole
+from sfad.protocol.texts.units import parse_whole
 
 from .. import exits, output
 from ..app import OverFleet, app

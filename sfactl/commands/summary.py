@@ -19,8 +19,8 @@ from sfad.protocol.requests.summary import (
     Summarised,
     Summary,
 )
+from sfad.protocol.texts.units import counted
 from sfad.protocol.types import ErrorCode, Status
-from sfad.protocol.units import counted
 
 from .. import output
 from ..app import OverFleet, app

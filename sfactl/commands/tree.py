@@ -2,8 +2,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated
 
 from sfad.protocol.requests.listing import List, RunList
+from sfad.protocol.texts.units import counted
 from sfad.protocol.types import RunInfo, Usage
-from sfad.protocol.units import counted
 
 from .. import output
 from ..app import OverFleet, app

@@ -4,8 +4,8 @@ from sfad.protocol.kinds import KINDS
 from sfad.protocol.limits import format_excess, format_limit
 from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.listing import Info
+from sfad.protocol.texts.units import counted
 from sfad.protocol.types import LimitState, Reason, RunInfo, Status
-from sfad.protocol.units import counted
 
 from .. import output
 from ..app import OverFleet, app

@@ -9,7 +9,7 @@ from msgspec import Meta, Struct, ValidationError, convert
 from msgspec.structs import asdict
 
 from sfad.protocol.limits_object import LimitsObject
-from sfad.protocol.units import in_snake_case
+from sfad.protocol.texts.units import in_snake_case
 
 from ..exits import UsageError
 

@@ -12,6 +12,7 @@ from sfad.protocol.kinds import COUNTS, KINDS, METERED_KINDS, TIMED
 from sfad.protocol.limits import format_amount
 from sfad.protocol.limits_object import WrittenLimits, parse_limits
 from sfad.protocol.requests.subscriptions import SubscriptionInfo, WindowInfo
+from sfad.protocol.texts.units import counted, format_usd
 from sfad.protocol.types import (
     Action,
     Event,
@@ -22,7 +23,6 @@ from sfad.protocol.types import (
     Usage,
     WindowShare,
 )
-from sfad.protocol.units import counted, format_usd
 
 from .. import output
 from ..exits import UsageError, understood

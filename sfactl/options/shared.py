@@ -13,8 +13,8 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from sfad.protocol.texts.units import parse_count, parse_duration, parse_size, parse_whole
 from sfad.protocol.types import Limit
-from sfad.protocol.units import parse_count, parse_duration, parse_size, parse_whole
 
 from . import limits
 

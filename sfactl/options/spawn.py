@@ -13,6 +13,13 @@ from sfad.protocol.known import BY_REPORT, METERS, NO_METER, TIME_SAID
 from sfad.protocol.limits import parse_action
 from sfad.protocol.limits_object import WrittenLimits
 from sfad.protocol.requests.starting import Continuation, Spawn
+from sfad.protocol.texts.units import (
+    MOST_WHOLE,
+    parse_decimal,
+    parse_duration,
+    parse_size,
+    parse_whole,
+)
 from sfad.protocol.types import (
     Action,
     After,
@@ -24,7 +31,6 @@ from sfad.protocol.types import (
     Ship,
     Worktree,
 )
-from sfad.protocol.units import MOST_WHOLE, parse_decimal, parse_duration, parse_size, parse_whole
 
 from .. import environment
 from ..exits import UsageError, understood

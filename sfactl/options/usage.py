@@ -5,8 +5,8 @@ from typing import Annotated, Any
 from msgspec import Struct
 from msgspec.structs import asdict
 
+from sfad.protocol.texts.units import parse_usd
 from sfad.protocol.types import Role
-from sfad.protocol.units import parse_usd
 
 from ..exits import UsageError
 from .shared import AMOUNT, MODEL, Value, one_of

@@ -31,12 +31,12 @@ from opentelemetry.trace import SpanContext, SpanKind, TraceFlags
 from opentelemetry.trace.status import Status, StatusCode
 
 from sfad import __version__
-from sfad.protocol.redaction import redacted
 from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.daemon import Setting
 from sfad.protocol.requests.following import EventPush
 from sfad.protocol.requests.listing import Info
 from sfad.protocol.requests.records import CallPage, EventPage, Events, ListCalls
+from sfad.protocol.texts.redaction import redacted
 from sfad.protocol.types import ENDED, CallInfo, ErrorCode, RunInfo
 from sfad.protocol.types import Status as RunStatus
 

@@ -34,7 +34,7 @@ from sfad.protocol.requests.sessions import (
 )
 from sfad.protocol.requests.starting import Refused
 from sfad.protocol.requests.steering import Send, Stop, Stopped
-from sfad.protocol.sanitise import sanitise
+from sfad.protocol.texts.sanitise import sanitise
 from sfad.protocol.types import Limit, LimitKind, LimitState, Lowered, Refusal, RunInfo
 
 from .. import environment, exits, output

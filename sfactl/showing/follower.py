@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from sfad.protocol.requests.following import TextPart
-from sfad.protocol.sanitise import visible
+from sfad.protocol.texts.sanitise import visible
 
 IN_MODIFY = 0x2
 PIPE_CHUNK = 4096

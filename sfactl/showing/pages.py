@@ -8,8 +8,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from sfad.protocol.requests.listing import List, RunList
+from sfad.protocol.texts.units import counted
 from sfad.protocol.types import RunId, RunInfo
-from sfad.protocol.units import counted
 
 from .. import output
 from ..connecting.connection import Client

@@ -11,8 +11,8 @@ from msgspec import Struct
 from sfad.protocol.kinds import KINDS
 from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.listing import Info, List
+from sfad.protocol.texts.units import counted
 from sfad.protocol.types import ErrorCode, Hold, LimitState, RunId, RunInfo, Status
-from sfad.protocol.units import counted
 
 from .. import output
 from ..connecting.connection import Client, DaemonError

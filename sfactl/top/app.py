@@ -16,8 +16,8 @@ from textual.strip import Strip
 from textual.widgets import DataTable, Footer
 
 from sfad.protocol import messages as m
+from sfad.protocol.texts.units import counted
 from sfad.protocol.types import Limit, LimitKind, RunId, RunInfo
-from sfad.protocol.units import counted
 
 from .. import output
 from ..exits import Quit, UsageError

@@ -18,8 +18,8 @@ from textual.strip import Strip
 
 from sfad.protocol.kinds import KINDS
 from sfad.protocol.requests.daemon import DaemonStatus
+from sfad.protocol.texts.units import counted, format_duration
 from sfad.protocol.types import LimitKind, LimitState, RunInfo, Status
-from sfad.protocol.units import counted, format_duration
 
 from .. import output
 from ..options.limits import fullest

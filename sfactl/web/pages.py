@@ -18,8 +18,8 @@ from starlette.routing import Route
 
 from sfad.protocol import messages as m
 from sfad.protocol.requests.summary import GROUPED_BY, Group
+from sfad.protocol.texts.units import parse_duration
 from sfad.protocol.types import SEVERITIES, ErrorCode, Event, RunId, Severity, Status
-from sfad.protocol.units import parse_duration
 
 from .. import output
 from ..connecting.connection import ABSENT, DaemonError, Unreachable

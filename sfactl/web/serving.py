@@ -23,7 +23,7 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 
 from sfad.host import systemd
-from sfad.host.callers import ConnectionTable
+from sfad.host.linux.callers import ConnectionTable
 
 from ..exits import ExitCode, UsageError, understood
 from . import addresses

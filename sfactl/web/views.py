@@ -14,6 +14,7 @@ from sfad.protocol.kinds import KINDS, METERED_KINDS
 from sfad.protocol.limits import format_amount
 from sfad.protocol.requests.daemon import DaemonStatus
 from sfad.protocol.requests.subscriptions import SubscriptionInfo
+from sfad.protocol.texts.units import counted, format_duration
 from sfad.protocol.types import (
     AlertState,
     CallInfo,
@@ -24,7 +25,6 @@ from sfad.protocol.types import (
     RunInfo,
     Status,
 )
-from sfad.protocol.units import counted, format_duration
 
 from .. import output
 from ..options import limits

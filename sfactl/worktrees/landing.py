@@ -18,8 +18,8 @@ from sfad.git.commands import GitError, glancing
 from sfad.protocol.requests.base import Reply, Request, RunReply
 from sfad.protocol.requests.listing import Info, List, RunList
 from sfad.protocol.requests.starting import Recall, Recalled
+from sfad.protocol.texts.units import counted
 from sfad.protocol.types import RunId, RunInfo
-from sfad.protocol.units import counted
 
 from .. import output
 from ..connecting.connection import Client, DaemonError

@@ -8,8 +8,8 @@ import msgspec
 
 from ..protocol.kinds import COUNTS
 from ..protocol.requests.subscriptions import SeenWindow
+from ..protocol.texts.units import MOST_COUNTED, MOST_SPENT
 from ..protocol.types import ApiTrouble, Tokens
-from ..protocol.units import MOST_COUNTED, MOST_SPENT
 
 # ---- What a meter reads, and the interface of a meter
 

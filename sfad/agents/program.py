@@ -295,7 +295,7 @@ class AgentProgram(ABC):
 @cache
 def program_called(name: str) -> AgentProgram:
     """Return the program of this name, from its module."""
-    found: AgentProgram = import_module(f".{name}", __package__).PROGRAM
+    found: AgentProgram = import_module(f".programs.{name}", __package__).PROGRAM
     return found
 
 

@@ -22,8 +22,9 @@ from msgspec.structs import replace
 from ..host.tasks import in_thread
 from ..protocol import shim_files
 from ..protocol.known import AGENTS, KNOWN_PROGRAMS
-from . import claude, gemini, setups
+from . import setups
 from .program import program_called
+from .programs import claude, gemini
 from .setups import Person, Setup, TreeUpstream, UnreadableError, savable, upwards
 
 # ---- What is known of a tree: how each agent program in it is routed through the gateway

@@ -19,9 +19,10 @@ from .. import config as configuration
 from ..core.events import DrainRequested
 from ..durable.adoption import Adoption, Rows
 from ..durable.handover import VARIABLE, Handover, to_memfd
-from ..host import descriptors, systemd
+from ..host import systemd
 from ..host.faults import carried, crash_point
 from ..host.headroom import raise_priority
+from ..host.linux import descriptors
 from ..host.log import Log
 from ..host.socket_file import bind_socket, directory_mode, socket_mode
 from ..host.state_dir import StateLock

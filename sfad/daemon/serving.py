@@ -13,8 +13,8 @@ from .. import exits
 from ..durable.handover import taken
 from ..host import systemd
 from ..host.clock import MonotonicClock
-from ..host.descriptors import too_few
 from ..host.headroom import keep_one_heap
+from ..host.linux.descriptors import too_few
 from ..host.probe import no_inodes
 from ..host.secrecy import hide_memory
 from ..host.socket_file import PathError

@@ -20,10 +20,10 @@ from ..durable.spool import Spool
 from ..features.listed import FEATURES
 from ..host import systemd
 from ..host.clock import MonotonicClock, Timers
-from ..host.descriptors import keep_back
 from ..host.faults import crash_point
 from ..host.files import Damages
 from ..host.headroom import DiskReserve
+from ..host.linux.descriptors import keep_back
 from ..host.log import Log
 from ..host.metrics import Counts
 from ..host.socket_file import PathError, Users, directory_mode, prepare_socket, serves_all
@@ -31,8 +31,8 @@ from ..host.state_dir import StateLock, resume_lock, take_state_dir
 from ..host.tasks import LoopRounds
 from ..processes.local_launcher import choose_launcher
 from ..processes.sweep import sweep
+from ..protocol.texts.units import counted
 from ..protocol.types import RunId
-from ..protocol.units import counted
 from ..storage.ledger import Ledger, LedgerError, OpenedLedger
 from ..storage.output.files import OutputFiles
 from ..storage.store import StoreError

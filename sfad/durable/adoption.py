@@ -24,8 +24,8 @@ from ..host.faults import crash_point
 from ..host.systemd import FdStore
 from ..processes.kernel import exit_status
 from ..processes.launcher import Adopted, Launcher, LaunchRecord
+from ..protocol.texts.units import counted
 from ..protocol.types import CallInfo, Reason, RunId, RunInfo, Status
-from ..protocol.units import counted
 from ..runs.decided import descriptors_of
 from ..runs.live import Live, StdinPipe, bounds_of
 from ..runs.showing import info_of

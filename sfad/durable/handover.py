@@ -18,8 +18,8 @@ from ..host.files import UNDECODABLE
 from ..host.metrics import Counts
 from ..processes.launcher import LaunchRecord
 from ..protocol.messages import Events, Wait, Watch, WatchRuns
+from ..protocol.texts.units import parse_whole
 from ..protocol.types import RunId
-from ..protocol.units import parse_whole
 from ..runs.live import Stdin
 
 VARIABLE = "SFAD_HANDOVER"

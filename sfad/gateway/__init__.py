@@ -8,15 +8,10 @@ before each call.
 `call_tally`      what a call has used, read from its reply while that passes, within bounds of
                   memory
 `call_journal`    what calls under way have used, for the daemon if this process is killed
-`bodies`          has the bodies of calls read: by a process of its own, if one is not small
-`reading`         that process: what the body of a call says, and the body with a lower maximum
-                  output
+`bodies`          what the bodies of calls say, and the process that reads them
 `apis`            the formats of the providers: what a call asks for, what its reply has used
-`usage_chunks`    takes out of a stream what its client has not asked for
-`coding`          what a body holds under its content encoding
 `subscription_reading`    what calls and their replies tell of a subscription's windows
 `local_models`    which upstreams serve a local model, which is free
-`estimate`        how many tokens the input of a call has
 `upstreams`       where calls go, which certificates are trusted, and what is changed in heads
 `egress`          the proxy of isolated runs, to hosts that are no model
 `egress_rules`    which hosts those are

@@ -25,13 +25,13 @@ import trio
 from ..host.probe import no_inodes
 from ..host.secrecy import become_user, hide_memory
 from ..protocol.inherited import survive_stray_signals
-from .bodies import BodyReader
+from .bodies.coding import import_decoders
+from .bodies.estimate import Estimates
+from .bodies.reader import BodyReader
 from .call_journal import Journal
 from .call_tally import BodyMemory
-from .coding import import_decoders
 from .daemon_link import ALONE_MAX, DaemonLink
 from .egress import Egress
-from .estimate import Estimates
 from .exchange import Shared, new_client
 from .local_models import LocalModels
 from .proxy import MAX_CONNECTIONS, SPARE_DESCRIPTORS, Proxy

@@ -11,13 +11,13 @@ from msgspec.structs import replace
 
 from ..agents.counters import BYTES_A_TOKEN
 from ..protocol.requests.gateway import AdmitCall, CallDecision, EndCall, SilentCall, UnaskedRequest
+from ..protocol.texts.units import format_elapsed
 from ..protocol.types import Tokens
-from ..protocol.units import format_elapsed
 from .apis import Api, ModelCall
 from .apis.usage import Said, clipped
-from .coding import Coding, UnreadableBodyError
+from .bodies.coding import Coding, UnreadableBodyError
+from .bodies.estimate import Estimates
 from .daemon_link import Daemon
-from .estimate import Estimates
 from .http_connection import ClientGoneError
 
 # ---- The memory that the bodies of requests and what is kept of replies may take

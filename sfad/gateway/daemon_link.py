@@ -6,10 +6,9 @@ from typing import Protocol, TypeVar
 
 import trio
 
-from ..host.callers import Caller
+from ..host.linux.callers import Caller
 from ..protocol import messages as m
 from ..protocol.conversation import Conversation, hello, rights
-from ..protocol.egress import Destination, destination
 from ..protocol.framing import ProtocolError
 from ..protocol.requests.gateway import (
     AdmitCall,
@@ -19,6 +18,7 @@ from ..protocol.requests.gateway import (
     SilentCall,
     UnaskedRequest,
 )
+from ..protocol.texts.egress import Destination, destination
 from ..protocol.types import Tokens
 from .call_journal import Journal
 from .upstreams import Upstream

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import h11
 import trio
 
-from ..protocol.egress import MAX_PORT, host_of
+from ..protocol.texts.egress import MAX_PORT, host_of
 from .daemon_link import CallerRun
 from .egress_rules import (
     OWN_ADDRESSES,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
-from ..protocol.egress import PORTS, Destination
+from ..protocol.texts.egress import PORTS, Destination
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 

@@ -20,13 +20,17 @@ import httpx2
 import trio
 from msgspec.structs import replace
 
-from ..host.callers import Caller
+from ..host.linux.callers import Caller
 from ..protocol.known import provider_of
 from ..protocol.requests.gateway import AdmitCall
 from ..protocol.requests.subscriptions import Provider
 from ..protocol.types import SILENT_AFTER
 from .apis import Api, ModelCall, most_output
-from .bodies import BodyReader
+from .bodies.coding import Coding, UnreadableBodyError
+from .bodies.estimate import Estimates, InputEstimate, within
+from .bodies.reader import BodyReader
+from .bodies.reading import MAX_BODY, BodyAnswer, BodyQuestion
+from .bodies.usage_chunks import UsageChunks
 from .call_tally import (
     MAX_PIECE,
     BodyMemory,
@@ -36,14 +40,11 @@ from .call_tally import (
     RequestRecord,
     UnaskedTally,
 )
-from .coding import Coding, UnreadableBodyError
 from .daemon_link import CallerRun, Daemon, RefusedError
 from .egress import Egress, NoWayError, is_outward, target_of
 from .egress_rules import EgressRefusedError, plain
-from .estimate import Estimates, InputEstimate, within
 from .http_connection import ClientGoneError, HttpConnection
 from .local_models import LocalModels
-from .reading import MAX_BODY, BodyAnswer, BodyQuestion
 from .subscription_reading import MOST_READ, login_of, place_of, seen_subscription
 from .upstreams import (
     RawHeaders,
@@ -56,7 +57,6 @@ from .upstreams import (
     route_of,
     upward,
 )
-from .usage_chunks import UsageChunks
 
 # ---- What `sfactl doctor` asks the gateway: whether upstreams answer, their keys can be read, and
 # the kernel tells who calls

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import trio
 
-from ..host.callers import Caller, ConnectionTable
+from ..host.linux.callers import Caller, ConnectionTable
 from .exchange import Exchange, Shared
 from .http_connection import ClientGoneError, HttpConnection
 

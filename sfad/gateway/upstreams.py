@@ -17,9 +17,9 @@ from urllib.request import getproxies_environment, proxy_bypass
 import httpx2
 
 from ..host.tasks import in_thread
-from ..protocol.egress import PORTS, host_of
+from ..protocol.texts.egress import PORTS, host_of
 from .apis import APIS, Api
-from .coding import ENCODINGS
+from .bodies.coding import ENCODINGS
 from .egress_rules import literal
 
 _HOP_BY_HOP = {

@@ -9,8 +9,8 @@ from functools import partial
 
 import trio
 
+from .linux.time_namespace import offset_ns
 from .probe import current_boot
-from .time_namespace import offset_ns
 
 wall_clock: Callable[[], datetime] = partial(datetime.now, UTC)
 """Returns the present time in UTC, for people. It decides nothing about live runs, so setting the

@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable
 
-from ..protocol.units import parse_whole
+from ..protocol.texts.units import parse_whole
 
 VARIABLE = "SFAD_CRASH_AT"
 

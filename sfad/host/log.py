@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from ..protocol.redaction import redacted, redacted_object
-from ..protocol.sanitise import visible_json
+from ..protocol.texts.redaction import redacted, redacted_object
+from ..protocol.texts.sanitise import visible_json
 from ..protocol.types import Event, RunInfo
 
 # ---- Lines to a descriptor or a file. Writing never raises and never waits, because neither a full

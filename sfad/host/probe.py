@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from .process_events import ExecEvents
+from .linux.process_events import ExecEvents
 
 SO_PEERPIDFD = 77
 UCRED = struct.Struct("=iII")

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import trio
 
-from ..protocol.units import parse_whole
+from ..protocol.texts.units import parse_whole
 from . import probe
 from .probe import UCRED
 

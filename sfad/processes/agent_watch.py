@@ -18,7 +18,7 @@ import trio
 
 from ..core.events import AgentProcess, AgentSeen
 from ..core.state.naming import agent_of, executed_word, only_tells
-from ..host.process_events import ExecEvents
+from ..host.linux.process_events import ExecEvents
 from ..host.tasks import in_thread
 from ..protocol.known import KNOWN_PROGRAMS
 from ..protocol.types import RunId

@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
-from ..host.time_namespace import offset_ns
+from ..host.linux.time_namespace import offset_ns
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _AHEAD = offset_ns("boottime") * _TICKS // 1_000_000_000

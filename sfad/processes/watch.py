@@ -15,8 +15,8 @@ from time import monotonic, sleep
 import trio
 
 from ..core.events import Emptied, Event, Frozen, LaunchFailed, LaunchSucceeded, MainExited
-from ..host.descriptors import lifted, with_reserve
 from ..host.faults import crash_point
+from ..host.linux.descriptors import lifted, with_reserve
 from ..protocol.types import RunId
 from . import kernel
 from .kernel import ended, exit_status, reaped, tells_exits

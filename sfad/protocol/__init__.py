@@ -5,9 +5,8 @@
 `holds`       the table of the kinds of hold: what ends each, and how people are told of it
 `limits`      limits as people write them, and as they are shown
 `limits_object` limits as programs write them: one JSON object
-`units`       durations, sizes, counts and money as people write them, and as they are shown
+`texts`       texts that people write and read: units, hosts, what is hidden or made harmless
 `known`       agent programs, meters and profiles that are built in
-`egress`      hosts as `--egress` names them
 `messages`    all requests and replies: a struct each, tagged by `type`
 `requests`    the same by subject
 `encoding`    values as msgpack and JSON, by msgspec
@@ -16,8 +15,6 @@
 `framing`     4-byte big-endian length + msgpack, a pure decoder used by both sides, and the
               versions of the protocol
 `conversation` a client's end of a connection
-`sanitise`    an agent's bytes as text that a terminal and a model take for nothing but data
-`redaction`   what looks like a secret, hidden in texts
 `paths`       where the socket and the state are
 `shim_files`  shims as files
 `inherited`   what a parent may leave to both programs, repaired

@@ -68,7 +68,7 @@ def to_json(value: Any) -> bytes:
     data = msgspec.json.encode(_whole(value))
     if data.isascii() and b"\x7f" not in data:
         return data
-    from .sanitise import visible_json  # takes 3 ms, and most verbs do not need it
+    from .texts.sanitise import visible_json  # takes 3 ms, and most verbs do not need it
 
     return visible_json(data)
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from . import units
 from .kinds import COSTS, KINDS, TIMED
+from .texts import units
 from .types import Action, Limit, LimitKind, LimitState, Reason
 
 ALIASES = {word: kind for kind, spec in KINDS.items() for word in spec.words}

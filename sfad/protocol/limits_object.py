@@ -10,8 +10,8 @@ from msgspec import Meta, Raw, Struct
 
 from .kinds import KINDS, LimitSpec
 from .limits import parse_kind
+from .texts.units import in_snake_case
 from .types import Action, Limit, LimitKind
-from .units import in_snake_case
 
 _FIELDS = {name: kind for kind, spec in KINDS.items() for name in spec.fields}
 

@@ -15,7 +15,7 @@ from typing import Literal
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
-from .units import format_elapsed
+from .texts.units import format_elapsed
 
 RunId = str
 """The ledger's running number in base 32 after a letter that tells how many digits follow (`a` one,

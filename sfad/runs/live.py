@@ -17,7 +17,7 @@ from ..agents.program import SessionFiles
 from ..agents.registered import session_of
 from ..agents.setup_reader import NO_SETUPS, TreeSetups
 from ..core.state.run import Run
-from ..host.descriptors import close_soon
+from ..host.linux.descriptors import close_soon
 from ..processes.credentials import Credentials
 from ..processes.launcher import Bounds, Launcher, new_nonce
 from ..protocol.known import NO_METER

@@ -21,8 +21,8 @@ from ..host.clock import wall_clock
 from ..protocol import messages as m
 from ..protocol.event_types import EventType
 from ..protocol.kinds import COUNTS
+from ..protocol.texts.units import counted
 from ..protocol.types import ApiTrouble, RunId, Source, Tokens
-from ..protocol.units import counted
 from ..runs.live import Live
 from .pricing import PriceList, Prices
 

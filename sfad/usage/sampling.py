@@ -27,7 +27,7 @@ import trio
 
 from ..core import events as e
 from ..core.state.run import Run
-from ..host.process_events import ForkAlarm
+from ..host.linux.process_events import ForkAlarm
 from ..processes import kernel
 from ..processes.launcher import Launcher
 from ..protocol.kinds import BY_KERNEL, KINDS

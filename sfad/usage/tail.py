@@ -21,8 +21,8 @@ import trio
 
 from ..agents import Reading
 from ..host.tasks import in_thread
+from ..protocol.texts.units import format_size
 from ..protocol.types import RunId
-from ..protocol.units import format_size
 from ..storage.output import holes
 from ..storage.output.files import SUFFIXES, Inotify, LeasedError, OutputFiles, Suffix
 from ..storage.output.reopened import Reopenings

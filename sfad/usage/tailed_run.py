@@ -12,8 +12,8 @@ import msgspec
 
 from ..agents.counters import Meter, Reading
 from ..host.files import UNDECODABLE
-from ..protocol.redaction import redacted
-from ..protocol.sanitise import clean
+from ..protocol.texts.redaction import redacted
+from ..protocol.texts.sanitise import clean
 from ..protocol.types import RunId
 from ..storage.output.files import SUFFIXES, TIMES, OutputFiles, Suffix
 from ..storage.output.reopened import Reopenings

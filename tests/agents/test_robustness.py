@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from sfad.agents import Reading, named
 from sfad.agents.counters import MAX_LINE, MAX_MODELS, MAX_NAME, MAX_TOOLS, MAX_WORDS
-from sfad.protocol.units import MOST_COUNTED, MOST_SPENT
+from sfad.protocol.texts.units import MOST_COUNTED, MOST_SPENT
 from tests.agents.recordings import JSONL, STREAMS, USAGE_EVENTS, in_all, lines, read, samples
 from tests.tiers import examples, first
 

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from sfad.agents import Person, Setup, TreeUpstream, claude, setups
+from sfad.agents import Person, Setup, TreeUpstream, setups
+from sfad.agents.programs import claude
 from sfad.agents.setup_reader import all_setups
 
 CORP = "https://llm.corp.example/api"

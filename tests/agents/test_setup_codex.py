@@ -8,7 +8,8 @@ import tomllib
 import msgspec
 import pytest
 
-from sfad.agents import Person, Setup, TreeUpstream, codex
+from sfad.agents import Person, Setup, TreeUpstream
+from sfad.agents.programs import codex
 from sfad.agents.setup_reader import TreeSetups, all_setups, tree_setups
 from sfad.agents.setups import merged
 from sfad.gateway.upstreams import route_of

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from sfad.agents import Person, Setup, claude
+from sfad.agents import Person, Setup
+from sfad.agents.programs import claude
 from sfad.agents.setup_reader import all_setups, tree_setups
 
 Env = dict[str, str] | None

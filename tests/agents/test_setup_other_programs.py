@@ -8,17 +8,8 @@ import re
 
 import pytest
 
-from sfad.agents import (
-    Person,
-    Setup,
-    TreeUpstream,
-    aider,
-    copilot,
-    gemini,
-    opencode,
-    qwen,
-    setups,
-)
+from sfad.agents import Person, Setup, TreeUpstream, setups
+from sfad.agents.programs import aider, copilot, gemini, opencode, qwen
 from sfad.agents.setup_reader import all_setups
 from sfad.agents.setups import UnreadableError, dotenv, json_object
 

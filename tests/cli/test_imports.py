@@ -204,7 +204,7 @@ def test_the_client_imports_nothing_of_the_daemon_but_the_protocol() -> None:
     allowed = (
         "sfad.protocol",
         "sfad.host.probe",
-        "sfad.host.process_events",
+        "sfad.host.linux.process_events",
         "sfad.features.fleet.files",
         "sfad.git",
         "sfad.features.worktrees",

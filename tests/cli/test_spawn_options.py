@@ -16,8 +16,8 @@ from sfactl.options import spawn as spawn_options
 from sfad import agents
 from sfad.protocol.known import METERS
 from sfad.protocol.messages import Spawn, pack_message, unpack_request
+from sfad.protocol.texts.units import MOST_WHOLE
 from sfad.protocol.types import Action, Bound, Claim, Limit, LimitKind
-from sfad.protocol.units import MOST_WHOLE
 
 from .command_lines import spawn_options_of
 

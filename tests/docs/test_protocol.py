@@ -24,8 +24,9 @@ from sfad.daemon.server.verbs.looking import MAX_ROWS
 from sfad.daemon.server.verbs.steering import MAIN_SIGNALS
 from sfad.features.fleet.files.kept import MOST_UNCLAIMED
 from sfad.features.fleet.messages import PIECE
-from sfad.host import descriptors, tasks
-from sfad.host.descriptors import Need
+from sfad.host import tasks
+from sfad.host.linux import descriptors
+from sfad.host.linux.descriptors import Need
 from sfad.protocol import messages as m
 from sfad.protocol.framing import MAX_REPLY, MAX_REQUEST, VERSION, FrameDecoder
 from sfad.protocol.types import ErrorCode

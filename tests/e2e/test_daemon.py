@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from sfad.features.advice.messages import Recommend
-from sfad.host.descriptors import LEAST
+from sfad.host.linux.descriptors import LEAST
 from sfad.protocol import messages as m
 from sfad.protocol.types import Status
 from tests.conftest import Start

@@ -979,7 +979,7 @@ def test_a_large_body_is_read_by_a_process_that_ends_with_the_gateway(gated: Dae
         assert ended(client, run.id).status is Status.COMPLETED
         pid, _ = gateway(gated)
         (reader,) = (process.pid for process in psutil.Process(pid).children())
-        assert b"sfad.gateway.reading" in Path(f"/proc/{reader}/cmdline").read_bytes()
+        assert b"sfad.gateway.bodies.reading" in Path(f"/proc/{reader}/cmdline").read_bytes()
         assert [result["status"] for result in results(gated, run.id)] == [200]
         killed_gateway(gated)
         wait_until(lambda: not alive(reader), "it has ended")

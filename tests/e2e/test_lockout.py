@@ -16,7 +16,7 @@ import pytest
 
 from sfactl.connecting.connection import DaemonError
 from sfactl.exits import ExitCode
-from sfad.host.descriptors import soft_of
+from sfad.host.linux.descriptors import soft_of
 from sfad.protocol import messages as m
 from sfad.protocol.types import ErrorCode
 from tests.conftest import GENEROUS, Start

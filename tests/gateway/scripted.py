@@ -12,17 +12,16 @@ from typing import Literal
 import h11
 import trio
 
-from sfad.gateway.bodies import BodyReader
+from sfad.gateway.bodies.estimate import Estimates
+from sfad.gateway.bodies.reader import BodyReader
 from sfad.gateway.call_tally import BodyMemory
 from sfad.gateway.daemon_link import CallerRun, RefusedError
 from sfad.gateway.egress import Egress
-from sfad.gateway.estimate import Estimates
 from sfad.gateway.exchange import Shared, new_client
 from sfad.gateway.local_models import LocalModels
 from sfad.gateway.proxy import MAX_CONNECTIONS, Proxy
 from sfad.gateway.upstreams import Trust, Upstream
-from sfad.host.callers import Caller
-from sfad.protocol.egress import destination
+from sfad.host.linux.callers import Caller
 from sfad.protocol.requests.gateway import (
     AdmitCall,
     CallDecision,
@@ -31,6 +30,7 @@ from sfad.protocol.requests.gateway import (
     SilentCall,
     UnaskedRequest,
 )
+from sfad.protocol.texts.egress import destination
 from tests.harness import until
 
 Script = Callable[[trio.SocketStream, bytes], Awaitable[None]]

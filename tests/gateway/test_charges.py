@@ -22,9 +22,9 @@ import trio
 from sfad.core.state.account import OpenReservation, Use
 from sfad.core.state.money import to_usd
 from sfad.gateway.apis import APIS
+from sfad.gateway.bodies.estimate import Estimates
+from sfad.gateway.bodies.reading import BodyQuestion, answer_to
 from sfad.gateway.call_tally import BodyMemory, CallTally
-from sfad.gateway.estimate import Estimates
-from sfad.gateway.reading import BodyQuestion, answer_to
 from sfad.protocol.requests.gateway import AdmitCall, CallDecision, EndCall
 from sfad.protocol.types import LimitKind
 from sfad.usage.metering import UsePricing

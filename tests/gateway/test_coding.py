@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfad.gateway.coding import Coding, UnreadableBodyError
+from sfad.gateway.bodies.coding import Coding, UnreadableBodyError
 from tests.gateway.test_sse import split
 from tests.tiers import variant
 

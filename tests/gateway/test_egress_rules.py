@@ -17,7 +17,7 @@ from sfad.gateway.egress_rules import (
     plain,
     way,
 )
-from sfad.protocol.egress import Destination, destination, host_of
+from sfad.protocol.texts.egress import Destination, destination, host_of
 
 UPSTREAM = ("llm.example.com", 443)
 V4 = "8.8.8.8"

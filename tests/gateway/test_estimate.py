@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfad.gateway import estimate
 from sfad.gateway.apis import ModelCall
-from sfad.gateway.estimate import ADDED, MOST_KEPT, MOST_RATIO, Estimates, within
+from sfad.gateway.bodies import estimate
+from sfad.gateway.bodies.estimate import ADDED, MOST_KEPT, MOST_RATIO, Estimates, within
 from sfad.protocol.types import Tokens
 
 

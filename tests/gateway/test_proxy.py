@@ -17,10 +17,11 @@ import brotli  # type: ignore[import-untyped]
 import pytest
 import trio
 
-from sfad.gateway import call_tally, exchange, http_connection, reading
+from sfad.gateway import call_tally, exchange, http_connection
 from sfad.gateway.apis.tokens import tokens_of
+from sfad.gateway.bodies import reading
 from sfad.gateway.upstreams import Upstream
-from sfad.host.callers import Caller, ConnectionTable
+from sfad.host.linux.callers import Caller, ConnectionTable
 from sfad.protocol.types import Tokens
 from tests.gateway.scripted import (
     Answer,

@@ -12,9 +12,9 @@ import pytest
 import trio
 import trio.testing
 
-from sfad.gateway import bodies
-from sfad.gateway.bodies import BodyReader
-from sfad.gateway.reading import MAX_BODY, BodyQuestion, answer_to
+from sfad.gateway.bodies import reader as bodies
+from sfad.gateway.bodies.reader import BodyReader
+from sfad.gateway.bodies.reading import MAX_BODY, BodyQuestion, answer_to
 from tests.tiers import variant
 
 from .scripted import Provider, ScriptedDaemon, house, post, reply, saying

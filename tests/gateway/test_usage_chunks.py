@@ -11,7 +11,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfad.gateway.usage_chunks import MOST_HELD, UsageChunks
+from sfad.gateway.bodies.usage_chunks import MOST_HELD, UsageChunks
 from sfad.protocol.types import Tokens
 
 from .apis.samples import chat, sse

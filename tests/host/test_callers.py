@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 
-from sfad.host.callers import Caller, ConnectionTable, Opened
+from sfad.host.linux.callers import Caller, ConnectionTable, Opened
 
 
 @contextmanager

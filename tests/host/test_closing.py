@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from sfad.host import descriptors
+from sfad.host.linux import descriptors
 from tests.harness import wait_until
 
 LINGER = struct.pack("ii", 1, 3600)

@@ -14,8 +14,8 @@ import pytest
 import trio
 import trio.testing
 
-from sfad.host import displacement
-from sfad.host.displacement import Displacement
+from sfad.host.linux import displacement
+from sfad.host.linux.displacement import Displacement
 from tests.harness import PATIENCE, as_root
 from tests.output.test_holes import Refusing
 

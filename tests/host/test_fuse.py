@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sfad.host import descriptors
+from sfad.host.linux import descriptors
 from tests.harness import unanswered, with_fuse
 from tests.users import FIRST
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from sfad.host.process_events import ExecEvents, ForkAlarm
+from sfad.host.linux.process_events import ExecEvents, ForkAlarm
 
 
 def test_who_listens_does_not_hear_the_answers_to_others() -> None:

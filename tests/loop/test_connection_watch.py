@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from sfad.daemon.gateway.connection_watch import Traffic
-from sfad.host.callers import Opened
+from sfad.host.linux.callers import Opened
 
 KIB = 1 << 10
 TLS = (1800, 5000, 3)

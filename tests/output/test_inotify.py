@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sfad.host import displacement
+from sfad.host.linux import displacement
 from sfad.storage.output import Inotify, OutputFiles
 from tests.output.test_files import put
 from tests.output.test_holes import Refusing

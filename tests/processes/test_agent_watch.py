@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sfad.core.events import AgentProcess, AgentSeen, MainExited
-from sfad.host.process_events import ExecEvents
+from sfad.host.linux.process_events import ExecEvents
 from sfad.processes import agent_watch
 from tests.processes.rig import Rig
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfad.protocol.redaction import DEPTH, redacted, redacted_end, redacted_object
+from sfad.protocol.texts.redaction import DEPTH, redacted, redacted_end, redacted_object
 
 HIDDEN = {
     "claude --token abcdef -x": "claude --token *** -x",

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sfad.protocol.encoding import to_json
-from sfad.protocol.sanitise import SafeText, clean, cut_oldest, sanitise, visible, wrap
+from sfad.protocol.texts.sanitise import SafeText, clean, cut_oldest, sanitise, visible, wrap
 
 PIECES = st.sampled_from(
     ["\x1b", "[", "]", "31m", "\x07", "\\", "\x9b", "\x9c", "\x9d", "P", "\n", "\r", "\t", "<", ">",

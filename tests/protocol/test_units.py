@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfad.protocol.units import (
+from sfad.protocol.texts.units import (
     format_elapsed,
     format_size,
     format_usd,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sfad.core.state.access import Peer
 from sfad.daemon.server.shares import FRACTIONS, PeerGroups, ShareGroup, Shares
-from sfad.host.descriptors import LEAST_RESERVE, RESERVE, Descriptors, Need
+from sfad.host.linux.descriptors import LEAST_RESERVE, RESERVE, Descriptors, Need
 from sfad.host.tasks import LoopRounds
 
 OWNER = PeerGroups.of(Peer(0, "root"), None)

@@ -13,7 +13,7 @@ import trio
 from trio.testing import MockClock
 
 from sfad.core.events import Frozen
-from sfad.host.process_events import ForkAlarm
+from sfad.host.linux.process_events import ForkAlarm
 from sfad.processes.launcher import LaunchSpec
 from sfad.usage.sampling import MachineTotals, Sampler
 from tests.harness import until

@@ -833,7 +833,7 @@ async def test_without_inotify_all_files_are_looked_at(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refusing = Refusing(errno.EMFILE, times=4)
-    monkeypatch.setattr("sfad.host.displacement.libc", refusing)
+    monkeypatch.setattr("sfad.host.linux.displacement.libc", refusing)
     rig.begin(limit=MIB)
     async with serving(rig):
         rig.write(numbered(3 * MIB // 64))

@@ -1,7 +1,7 @@
 from typing import Annotated
 
 from sfad.features.fleet.messages import ForgetNode, Forgotten
-from sfad.protocol.units import counted
+from sfad.protocol.texts.units import counted
 
 from ... import output
 from ...connecting.connection import call

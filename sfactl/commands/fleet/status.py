@@ -1,5 +1,5 @@
 from sfad.features.fleet.messages import FleetState, FleetStatus
-from sfad.protocol.units import counted, format_elapsed
+from sfad.protocol.texts.units import counted, format_elapsed
 
 from ... import output
 from ...connecting.connection import call

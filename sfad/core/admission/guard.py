@@ -8,8 +8,8 @@ from msgspec import Struct
 
 from ...protocol.kinds import ROLES, ROLES_ARE_REPORTED
 from ...protocol.limits import format_amount
+from ...protocol.texts.units import counted, format_elapsed, format_moment
 from ...protocol.types import Limit, Refusal, Rule, Status
-from ...protocol.units import counted, format_elapsed, format_moment
 from ..purses import Shortage
 from ..state.access import FULL, Peer, why_sessions_refused, why_verb_refused
 from ..state.policy import Policy

@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from ...protocol.event_types import EventType
+from ...protocol.texts.units import counted
 from ...protocol.types import (
     ENDED,
     Action,
@@ -19,7 +20,6 @@ from ...protocol.types import (
     Status,
     StoppedChildren,
 )
-from ...protocol.units import counted
 from .. import commands as c
 from ..context import Context
 from ..state.run import Attempt, Ending, FailedBelow, Run, Rung

@@ -4,8 +4,8 @@ tools that are not theirs."""
 from dataclasses import dataclass
 
 from ...protocol.event_types import EventType
+from ...protocol.texts.units import format_size
 from ...protocol.types import Action, Event, LimitKind, Reason, Source, Status
-from ...protocol.units import format_size
 from .. import commands as c
 from .. import events as e
 from ..context import Context

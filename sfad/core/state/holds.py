@@ -8,8 +8,8 @@ from typing import NamedTuple
 from ...protocol.holds import HOLDS
 from ...protocol.kinds import KINDS
 from ...protocol.limits import format_excess
+from ...protocol.texts.units import counted
 from ...protocol.types import Action, Blocked, Hold, LimitKind, Status
-from ...protocol.units import counted
 from .quotas import QuotaUse, Slots
 from .run import Run
 

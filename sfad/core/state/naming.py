@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 
 from ...protocol.known import KNOWN_PROGRAMS
-from ...protocol.sanitise import is_invisible
+from ...protocol.texts.sanitise import is_invisible
 
 NAME = "1 to 64 letters, digits, . _ and -, not beginning with -"
 """What a name is, for messages."""

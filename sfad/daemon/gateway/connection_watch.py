@@ -24,7 +24,7 @@ from ...agents import named
 from ...config import GatewayConfig
 from ...core import events as e
 from ...core.state.tree import typed_bounds
-from ...host.callers import ConnectionTable, Opened
+from ...host.linux.callers import ConnectionTable, Opened
 from ...host.tasks import in_thread
 from ...processes import kernel
 from ...processes.launcher import Launcher, Unidentifiable

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from ...agents import claude
 from ...agents.command import Command
+from ...agents.programs import claude
 from ...agents.setup_reader import Root, SetupReader, TreeSetups
 from ...agents.setups import (
     GATEWAY,

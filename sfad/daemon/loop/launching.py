@@ -17,8 +17,8 @@ from ...core.state.run import Run
 from ...core.state.vocabulary import Timer
 from ...features.listed import FEATURES
 from ...host.clock import wall_clock
-from ...host.descriptors import Descriptors, Need
 from ...host.faults import crash_point
+from ...host.linux.descriptors import Descriptors, Need
 from ...host.probe import no_inodes
 from ...processes.launcher import LaunchRecord, LaunchSpec
 from ...protocol.known import TIME_SAID

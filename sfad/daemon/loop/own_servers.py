@@ -16,7 +16,7 @@ from ...agents.own_server import OwnServer, ServerCall, call_of, sentence, words
 from ...core import events as e
 from ...core.state.naming import executed_word, named_word, program_name
 from ...core.state.policy import Invalid
-from ...host import sockets
+from ...host.linux import sockets
 from ...host.tasks import in_thread
 from ...processes import kernel
 from ...processes.launcher import Launcher, Unidentifiable

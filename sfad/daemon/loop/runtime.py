@@ -27,15 +27,15 @@ from ...features.listed import FEATURES
 from ...gateway.call_journal import Noted
 from ...host import systemd
 from ...host.clock import wall_clock
-from ...host.descriptors import Descriptors
+from ...host.linux.descriptors import Descriptors
 from ...host.tasks import Background, keep_serving
 from ...processes.contained_commands import ContainedCommands
 from ...processes.launcher import RunProcesses
 from ...protocol.event_types import EventType
 from ...protocol.known import AGENTS
 from ...protocol.messages import Change, EndCall
+from ...protocol.texts.units import counted
 from ...protocol.types import Event, RunId, RunInfo
-from ...protocol.units import counted
 from ...runs.catalogue import CallList, RunCatalogue
 from ...runs.live import Watchers
 from ...runs.showing import holds_at

@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...host.displacement import Displacement
+from ...host.linux.displacement import Displacement
 from ...protocol.event_types import EventType
 from ...runs.catalogue import RunCatalogue
 from ...usage.metering import Metering

@@ -15,8 +15,8 @@ import trio
 from ...core import events as e
 from ...core.state.access import Peer
 from ...durable.handover import Connected
-from ...host import descriptors
-from ...host.descriptors import close_soon
+from ...host.linux import descriptors
+from ...host.linux.descriptors import close_soon
 from ...protocol.messages import Error, pack_message
 from ...protocol.types import ErrorCode, RunId
 from ..loop.pending_requests import PendingRequests

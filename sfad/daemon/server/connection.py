@@ -13,7 +13,7 @@ from msgspec.msgpack import Encoder
 
 from ...core.state.access import Peer
 from ...durable.handover import Connected
-from ...host.descriptors import close_soon, of_another_user, without_linger
+from ...host.linux.descriptors import close_soon, of_another_user, without_linger
 from ...host.probe import UCRED
 from ...protocol.conversation import descriptors_in, rights
 from ...protocol.framing import HEADER, MAX_REQUEST, FrameDecoder

@@ -11,8 +11,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from ... import __version__
-from ...host import descriptors
-from ...host.descriptors import close_soon
+from ...host.linux import descriptors
+from ...host.linux.descriptors import close_soon
 from ...host.tasks import ROUND_REQUESTS
 from ...processes.launcher import Unidentifiable
 from ...protocol import messages as m

@@ -15,7 +15,7 @@ from ...core.state.vocabulary import BY_AGENT
 from ...protocol import messages as m
 from ...protocol.errors import RequestError, wrong_state
 from ...protocol.messages import Transcript, TranscriptText
-from ...protocol.sanitise import SafeText, cut_oldest, newest_text, sanitise, wrap
+from ...protocol.texts.sanitise import SafeText, cut_oldest, newest_text, sanitise, wrap
 from ...protocol.types import Event, RunInfo, Status
 from ...storage.ledger.database import open_reader
 from ...storage.ledger.queries import Reader

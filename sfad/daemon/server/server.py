@@ -16,8 +16,8 @@ import trio
 from ...core.state.access import Peer
 from ...durable.handover import Clients, Handover
 from ...host import systemd
-from ...host.displacement import Displacement
 from ...host.files import identity
+from ...host.linux.displacement import Displacement
 from ...host.socket_file import (
     PathError,
     Users,

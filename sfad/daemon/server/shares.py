@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Literal, NamedTuple, Self
 
 from ...core.state.access import Peer
-from ...host.descriptors import Descriptors, Need
+from ...host.linux.descriptors import Descriptors, Need
 from ...protocol.types import RunId
 
 MAX_CONNECTIONS = 2048

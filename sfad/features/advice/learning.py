@@ -19,8 +19,8 @@ from ...core.state.policy import Policy
 from ...host.files import UNDECODABLE
 from ...protocol.kinds import COSTS, KINDS
 from ...protocol.paths import LEDGER
+from ...protocol.texts.units import counted
 from ...protocol.types import ENDED, LimitKind, LimitState, RunInfo, Status
-from ...protocol.units import counted
 from ...storage.ledger.database import LedgerError, open_reader
 from ...storage.ledger.rows import READ_COLUMNS, is_damaged, run_info
 from .messages import Advice

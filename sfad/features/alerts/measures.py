@@ -12,8 +12,8 @@ from msgspec import Struct
 from ...core.context import Reading
 from ...core.state.money import to_nanos, to_usd
 from ...protocol.event_types import EventType
+from ...protocol.texts.units import format_duration, format_usd
 from ...protocol.types import RunId
-from ...protocol.units import format_duration, format_usd
 from .feature import AlertsConfig
 
 # ---- One alert: raised when its value crosses the threshold, cleared when the value has stayed

@@ -9,8 +9,8 @@ from ...core.state.money import to_usd
 from ...daemon.loop.seam import Heart, Part
 from ...durable.snapshots import Changes
 from ...host.clock import wall_clock
+from ...protocol.texts.units import counted
 from ...protocol.types import AlertState
-from ...protocol.units import counted
 from .feature import NAME, AlertsConfig
 from .measures import subject_of
 from .saved import changes, earlier

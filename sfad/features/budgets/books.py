@@ -15,7 +15,7 @@ from ...core.state.money import to_nanos, to_usd
 from ...durable.snapshots import Changes, RetryingStore
 from ...durable.spool import Spool
 from ...host.clock import Timers, wall_clock
-from ...protocol.units import format_usd
+from ...protocol.texts.units import format_usd
 from ...storage.ledger import Ledger, OpenedLedger
 from .budgets import Budget, Budgets, Given
 from .feature import NAME, BudgetsConfig

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ...core.state.money import to_usd
-from ...protocol.units import format_usd
+from ...protocol.texts.units import format_usd
 
 
 @dataclass(slots=True)

@@ -12,8 +12,8 @@ from ...core.state.limits import Numbers, numbers_of
 from ...core.state.money import to_usd
 from ...core.state.run import Run
 from ...protocol.event_types import EventType
+from ...protocol.texts.units import format_usd
 from ...protocol.types import Action, Event, LimitKind
-from ...protocol.units import format_usd
 from .budgets import Budget, Budgets
 from .feature import NAME, BudgetsConfig
 from .told import Charge, Draw

@@ -21,8 +21,8 @@ from ...core.state.run import Run
 from ...core.state.vocabulary import ReasonKind
 from ...protocol.event_types import EventType
 from ...protocol.kinds import KINDS
+from ...protocol.texts.units import format_usd
 from ...protocol.types import Action, Event, Limit, LimitKind, LimitRefusal, Reason, Status
-from ...protocol.units import format_usd
 from .allowances import give
 from .budgets import Budget
 from .charges import Charges

@@ -15,7 +15,7 @@ from ...host.clock import wall_clock
 from ...processes.contained_commands import CommandResult
 from ...protocol.errors import bad_request, check_most, unavailable
 from ...protocol.messages import Events
-from ...protocol.sanitise import clean
+from ...protocol.texts.sanitise import clean
 from ...protocol.types import Event, RunId, RunInfo
 from ...start.prepared import Prepared, Surroundings
 from ...storage.ledger import LedgerError

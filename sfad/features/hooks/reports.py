@@ -12,8 +12,8 @@ from ...host.log import Log
 from ...host.metrics import Counts
 from ...processes.contained_commands import KEPT, CommandResult
 from ...protocol.event_types import EventType
-from ...protocol.redaction import redacted_end, redacted_object
-from ...protocol.sanitise import clean
+from ...protocol.texts.redaction import redacted_end, redacted_object
+from ...protocol.texts.sanitise import clean
 from ...protocol.types import Event, RunId, Severity
 
 OUTPUT = KEPT // 4

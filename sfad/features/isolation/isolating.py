@@ -10,9 +10,9 @@ from ...core.state.naming import program_name
 from ...core.state.policy import Invalid
 from ...daemon.loop.seam import Heart, Launch
 from ...gateway.egress_rules import is_model_api
-from ...protocol.egress import Destination, destination
 from ...protocol.errors import unavailable
 from ...protocol.known import KNOWN_PROGRAMS
+from ...protocol.texts.egress import Destination, destination
 from ...protocol.types import Isolation
 from ...runs.live import Live
 from ...start.prepared import Prepared, Surroundings

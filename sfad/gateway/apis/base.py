@@ -12,8 +12,8 @@ import msgspec
 
 from ...agents.counters import printable
 from ...agents.line_meter import Factors, factor_of
+from ...protocol.texts.units import MOST_COUNTED
 from ...protocol.types import Modality, Tokens
-from ...protocol.units import MOST_COUNTED
 from .holding import IMAGE_TOKENS, Holding
 from .usage import Said
 

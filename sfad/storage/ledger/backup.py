@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ...host.files import create, identity, is_regular, set_aside
 from ...protocol.paths import LEDGER
-from ...protocol.units import format_size
+from ...protocol.texts.units import format_size
 from .database import LedgerDamaged, LedgerError, beside, lenient, open_reader
 from .opening import configure
 from .schema import APPLICATION_ID

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from ...core.state.run import number_or_zero, run_number
-from ...host import displacement
 from ...host.files import identity, make_directory, set_aside
+from ...host.linux import displacement
 from ...protocol.types import RunId
 from . import holes, truncated
 

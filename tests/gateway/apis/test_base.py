@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sfad.gateway.apis import APIS, ReplyReader, base
 from sfad.gateway.apis.base import MAX_TOOL_USES, MODEL_MAX, positive
-from sfad.protocol.units import MOST_COUNTED
+from sfad.protocol.texts.units import MOST_COUNTED
 from tests.gateway.apis.samples import SAMPLES, Sample, read
 from tests.gateway.test_sse import split
 from tests.tiers import examples

@@ -11,7 +11,7 @@ from ....agents import chosen
 from ....core.state.access import Peer
 from ....core.state.policy import Invalid
 from ....core.state.request import SessionAsked
-from ....host.descriptors import close_soon
+from ....host.linux.descriptors import close_soon
 from ....protocol.errors import (
     RequestError,
     bad_request,

@@ -11,8 +11,8 @@ from ....protocol.messages import (
     Reserve,
     Settle,
 )
+from ....protocol.texts.units import MOST_COUNTED, MOST_SPENT
 from ....protocol.types import ErrorCode, RunId
-from ....protocol.units import MOST_COUNTED, MOST_SPENT
 from ..asker import Asker, answers
 
 # ---- `report`: count what an agent says it has used. `reserve` and `settle` share its checks, and

@@ -24,8 +24,8 @@ from msgspec import Struct
 
 from ....core.state.run import number_or_zero
 from ....host.files import UNDECODABLE, read
+from ....protocol.texts.units import format_size
 from ....protocol.types import RunId, Ship
-from ....protocol.units import format_size
 from ..messages import PIECE
 
 _ARCHIVE = re.compile(r"[0-9a-f]{32}")

@@ -24,7 +24,7 @@ from typing import Literal
 
 import trio
 
-from ....host.descriptors import lifted
+from ....host.linux.descriptors import lifted
 from ....protocol.types import RunId
 from ... import kernel
 from ...kernel import cgroup_id

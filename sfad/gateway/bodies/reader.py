@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 import msgspec
 import trio
 
-from ..processes.own_processes import OwnProcess
+from ...processes.own_processes import OwnProcess
 from . import reading
 from .coding import UnreadableBodyError
 from .reading import ENCODER, SIZE_BYTES, BodyAnswer, BodyQuestion, Told, answer_to, size_of

@@ -17,10 +17,10 @@ from typing import Any
 
 import msgspec
 
-from ..protocol.types import Tokens
-from . import counters, setups
-from .counters import MAX_NAME
-from .line_meter import (
+from ...protocol.types import Tokens
+from .. import counters, setups
+from ..counters import MAX_NAME
+from ..line_meter import (
     AgentFailure,
     FinalText,
     LineMeter,
@@ -32,7 +32,7 @@ from .line_meter import (
     WholeText,
     lines_of_type,
 )
-from .program import (
+from ..program import (
     AgentProgram,
     SessionFiles,
     SessionPlace,
@@ -41,7 +41,7 @@ from .program import (
     sorted_words,
     values,
 )
-from .setups import Person, Setup, at, dotenv, json_file, merged, upwards
+from ..setups import Person, Setup, at, dotenv, json_file, merged, upwards
 
 _API_ERROR = re.compile(r"\[API Error: (?:(\d{3})\b)?")
 """How the text begins that it prints instead of an answer; its result is a success nevertheless."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple, TypeVar
 
-from ..agents.counters import BYTES_A_TOKEN as _WRITTEN_A_TOKEN
-from ..protocol.types import Modality, Tokens
-from .apis import ModelCall
-from .apis.base import MOST_NAMED
+from ...agents.counters import BYTES_A_TOKEN as _WRITTEN_A_TOKEN
+from ...protocol.types import Modality, Tokens
+from ..apis import ModelCall
+from ..apis.base import MOST_NAMED
 
 MOST_RATIO = 4.0
 """The tokens that an input may have are at most so many times those that its text tells."""

@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from . import counters
-from .counters import MAX_NAME
-from .line_meter import (
+from .. import counters
+from ..counters import MAX_NAME
+from ..line_meter import (
     AgentFailure,
     LineMeter,
     SessionMeter,
@@ -25,8 +25,8 @@ from .line_meter import (
     WholeText,
     lines_of_type,
 )
-from .own_server import OwnServer
-from .program import (
+from ..own_server import OwnServer
+from ..program import (
     SESSION_ID,
     AgentProgram,
     SessionFiles,
@@ -36,7 +36,7 @@ from .program import (
     sorted_words,
     values,
 )
-from .setups import GATEWAY, Person, Setup, TreeUpstream
+from ..setups import GATEWAY, Person, Setup, TreeUpstream
 
 
 class _CopilotUsage(msgspec.Struct, rename="camel"):

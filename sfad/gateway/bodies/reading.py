@@ -2,9 +2,9 @@
 
 Reading a body takes some milliseconds for each megabyte, and one made for it takes seconds and
 gigabytes. So what is not small is read by a process of its own, which has bounds of memory and
-time. `python -m sfad.gateway.reading` forks these processes: a gateway that has become another user
-may not be able to execute the interpreter any more, and to fork the gateway would copy what it
-knows. It imports no trio, which is most of a start.
+time. `python -m sfad.gateway.bodies.reading` forks these processes: a gateway that has become
+another user may not be able to execute the interpreter any more, and to fork the gateway would copy
+what it knows. It imports no trio, which is most of a start.
 """
 
 import argparse
@@ -17,9 +17,9 @@ from contextlib import suppress
 
 import msgspec
 
-from ..host.secrecy import become_user, hide_memory
-from ..protocol.inherited import survive_stray_signals
-from .apis import APIS, ModelCall
+from ...host.secrecy import become_user, hide_memory
+from ...protocol.inherited import survive_stray_signals
+from ..apis import APIS, ModelCall
 from .coding import Coding, UnreadableBodyError, import_decoders
 
 MAX_BODY = 64 << 20

@@ -17,7 +17,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import TypeVar
 
-from .tasks import LoopRounds
+from ..tasks import LoopRounds
 
 # ---- Descriptors are reserved, in two ways: without one the daemon can neither be reached nor stop
 # a run

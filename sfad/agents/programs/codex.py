@@ -26,13 +26,13 @@ from urllib.parse import quote
 import msgspec
 from msgspec.structs import replace
 
-from ..config_values import is_base_url
-from ..protocol.known import KEYS
-from ..protocol.requests.subscriptions import SeenWindow
-from ..protocol.types import Tokens
-from . import counters
-from .counters import MAX_NAME, SubscriptionTold
-from .line_meter import (
+from ...config_values import is_base_url
+from ...protocol.known import KEYS
+from ...protocol.requests.subscriptions import SeenWindow
+from ...protocol.types import Tokens
+from .. import counters
+from ..counters import MAX_NAME, SubscriptionTold
+from ..line_meter import (
     AgentFailure,
     LineMeter,
     SessionMeter,
@@ -41,8 +41,8 @@ from .line_meter import (
     WholeText,
     lines_of_type,
 )
-from .own_server import OwnServer
-from .program import (
+from ..own_server import OwnServer
+from ..program import (
     AgentProgram,
     SessionFiles,
     SessionPlace,
@@ -52,7 +52,7 @@ from .program import (
     sorted_words,
     values,
 )
-from .setups import (
+from ..setups import (
     GATEWAY,
     Person,
     Setup,

@@ -20,13 +20,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ..core.state.request import name_of
-from ..protocol.known import KEYS
-from . import counters
-from .line_meter import AgentFailure, LineMeter, Speech, ToolCall, WholeText, lines_of_type
-from .own_server import OwnServer
-from .program import AgentProgram, SessionQuery, SessionSearch, sorted_words, values
-from .setups import (
+from ...core.state.request import name_of
+from ...protocol.known import KEYS
+from .. import counters
+from ..line_meter import AgentFailure, LineMeter, Speech, ToolCall, WholeText, lines_of_type
+from ..own_server import OwnServer
+from ..program import AgentProgram, SessionQuery, SessionSearch, sorted_words, values
+from ..setups import (
     GATEWAY,
     Person,
     Read,

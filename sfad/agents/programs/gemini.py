@@ -21,11 +21,11 @@ from urllib.parse import quote
 import msgspec
 from msgspec.structs import replace
 
-from ..protocol.known import KEYS
-from ..protocol.types import Tokens
-from . import counters
-from .counters import MAX_NAME
-from .line_meter import (
+from ...protocol.known import KEYS
+from ...protocol.types import Tokens
+from .. import counters
+from ..counters import MAX_NAME
+from ..line_meter import (
     AgentFailure,
     LineMeter,
     SessionMeter,
@@ -36,7 +36,7 @@ from .line_meter import (
     WholeText,
     lines_of_type,
 )
-from .program import (
+from ..program import (
     ANY_NAME,
     AgentProgram,
     SessionFiles,
@@ -46,17 +46,7 @@ from .program import (
     sorted_words,
     values,
 )
-from .setups import (
-    GATEWAY,
-    Person,
-    Setup,
-    TreeUpstream,
-    at,
-    dotenv,
-    json_file,
-    merged,
-    upwards,
-)
+from ..setups import GATEWAY, Person, Setup, TreeUpstream, at, dotenv, json_file, merged, upwards
 
 _LOOP = "Loop detected"
 """What it says, as a warning, when it ends because its model repeats itself; its result is a

@@ -20,7 +20,7 @@ from typing import Self
 
 import trio
 
-from .socket_file import traversed
+from ..socket_file import traversed
 
 # ---- inotify(7), which Python does not have
 

@@ -27,12 +27,12 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from ..core.state.request import name_of
-from ..protocol.known import KEYS
-from ..protocol.types import Tokens
-from . import counters, setups
-from .counters import MAX_NAME
-from .line_meter import (
+from ...core.state.request import name_of
+from ...protocol.known import KEYS
+from ...protocol.types import Tokens
+from .. import counters, setups
+from ..counters import MAX_NAME
+from ..line_meter import (
     AgentFailure,
     FinalText,
     LineMeter,
@@ -44,8 +44,8 @@ from .line_meter import (
     WholeText,
     lines_of_type,
 )
-from .own_server import Background, OwnServer
-from .program import (
+from ..own_server import Background, OwnServer
+from ..program import (
     ANY_NAME,
     AgentProgram,
     FileName,
@@ -56,7 +56,7 @@ from .program import (
     sorted_words,
     values,
 )
-from .setups import GATEWAY, Person, Setup, TreeUpstream, at, json_file, json_object, merged
+from ..setups import GATEWAY, Person, Setup, TreeUpstream, at, json_file, json_object, merged
 
 _CONTEXT = re.compile(r"\[[^\]]*\]$")
 """`modelUsage` calls a model with a large context `claude-opus-4-8[1m]`; messages and price lists

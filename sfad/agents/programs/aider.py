@@ -14,9 +14,9 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ..protocol.known import KEYS
-from .program import AgentProgram
-from .setups import GATEWAY, Person, Setup, TreeUpstream, dotenv, upwards
+from ...protocol.known import KEYS
+from ..program import AgentProgram
+from ..setups import GATEWAY, Person, Setup, TreeUpstream, dotenv, upwards
 
 
 class LiteLlmProvider(NamedTuple):

@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
-from ..protocol.known import ANY_PROGRAM
-from . import counters
-from .line_meter import AgentFailure, FinalText, LineMeter, Speech, ToolCall, lines_of_type
-from .program import AgentProgram
+from ...protocol.known import ANY_PROGRAM
+from .. import counters
+from ..line_meter import AgentFailure, FinalText, LineMeter, Speech, ToolCall, lines_of_type
+from ..program import AgentProgram
 
 
 class _JsonlEvent(msgspec.Struct):
