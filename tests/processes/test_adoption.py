@@ -72,8 +72,13 @@ def alive(pids: set[int]) -> set[int]:
 
 
 def grows(path: Path) -> Callable[[], bool]:
-    before = path.stat().st_size
-    return lambda: path.stat().st_size > before
+    """Return whether a file is larger than now, when it may not be there yet."""
+
+    def size() -> int:
+        return path.stat().st_size if path.exists() else 0
+
+    before = size()
+    return lambda: size() > before
 
 
 async def test_an_adopted_run_continues_and_its_exit_code_is_known(

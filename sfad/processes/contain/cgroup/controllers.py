@@ -35,8 +35,9 @@ _VACATED = "user.sfad.vacated"
 """An extended attribute of the leaf: the daemon, not systemd, has made it and moved there."""
 _CONTROL = ".control"
 """The cgroup in a delegated unit in which systemd starts `ExecStopPost=` commands."""
-_MOVE_PASSES = 10
-"""Looks at a cgroup that is being emptied: each finds what was forked during the one before."""
+_MOVED_WITHIN = 1.0
+"""Seconds to look again and again at a cgroup that is being emptied: each look finds what was
+forked since the one before, by processes that the kernel has not frozen yet."""
 
 
 class Controllers:
@@ -202,14 +203,13 @@ def _delegated(directory: str) -> bool:
 
 def move(source: str, target: str) -> None:
     """Move every process. Raises `OSError`, also if new ones keep appearing."""
-    for _ in range(_MOVE_PASSES):
-        sitting = list(cgroupfs.pids(source))
-        if not sitting:
-            return
+    until = monotonic() + _MOVED_WITHIN
+    while sitting := list(cgroupfs.pids(source)):
         for pid in sitting:
             with suppress(ProcessLookupError):
                 cgroupfs.write(f"{target}/cgroup.procs", str(pid).encode())
-    raise OSError(f"{source} cannot be emptied")
+        if monotonic() > until:
+            raise OSError(f"{source} cannot be emptied")
 
 
 def _words(path: str) -> set[str]:
