@@ -26,7 +26,7 @@ def script(*lines: str) -> tuple[str, ...]:
 
 def paused(daemon: World, *words: str) -> str:
     """Start a run that a limit of one turn has paused."""
-    run = daemon.spawn(*words, *script("$SFACTL report --turns 2", "read go"))
+    run = daemon.spawn(*words, *script("$SFACTL report --turns 2", "sleep 60"))
     wait_until(lambda: daemon.status(run) == "paused", "the breach")
     return run
 
