@@ -70,7 +70,13 @@ def check_characters(p: Prepared, _: Surroundings) -> None:
                 raise bad_request(f"a control character in {name}: {text[:80]!r}")
 
 
-def check_bounds(p: Prepared, around: Surroundings) -> None:
+def check_key(key: str | None) -> None:
+    """Bound the key of a request."""
+    if key is not None and len(key) > 64:
+        raise too_many("characters of key", len(key), 64)
+
+
+def check_bounds(p: Prepared, _: Surroundings) -> None:
     """Bound what the daemon keeps and shows while it remembers the run. Argv and env are bounded by
     the frame and by execve(2)."""
     identity, terms = p.identity, p.terms
@@ -78,7 +84,6 @@ def check_bounds(p: Prepared, around: Surroundings) -> None:
     labels = max(map(len, (*identity.labels, *identity.labels.values())), default=0)
     for what, value, limit in (
         ("bytes of cwd", len(p.command.cwd), 4096),
-        ("characters of key", len(around.order.key or ""), 64),
         ("characters of session", len(p.command.agent_session or ""), 64),
         ("labels", len(identity.labels), MAX_LABELS),
         ("characters of a label", labels, 256),

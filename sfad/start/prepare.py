@@ -15,7 +15,7 @@ from ..agents.setup_reader import TreeSetups
 from ..core.state.access import Peer
 from ..protocol.messages import Spawn
 from .asking import asked_of
-from .checks import LARGE
+from .checks import LARGE, check_key
 from .prepared import Prepared, Surroundings
 
 Look = Callable[[Surroundings], Awaitable[None] | None]
@@ -120,6 +120,7 @@ async def prepare(around: Surroundings, way: Way, memory: Memory) -> Prepared:
     """Return what is decided about a request, once all that its run may not start without is there.
     Nothing changes it afterwards: an equal request may get the same. Raise `Invalid`,
     `RequestError`, `OSError`."""
+    check_key(around.order.key)  # equal requests differ in that
     if (waits := way.look(around)) is not None:
         await waits
     p = memory.find(around)
