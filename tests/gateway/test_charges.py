@@ -850,7 +850,7 @@ def c_usages(*usages: dict[str, Any]) -> Callable[[Row, bool], bytes]:
 
 
 def c_said(usage: dict[str, int], **delta: Any) -> Callable[[Row, bool], bytes]:
-    """An answer that is no text."""
+    """An answer that is not text."""
     said = {"choices": [{"index": 0, "delta": delta, "finish_reason": "stop"}]}
     return stream(said, {"choices": [], "usage": usage}, "[DONE]")
 
@@ -2749,7 +2749,7 @@ def damaged(usage: Any) -> Iterator[Any]:
 
 @pytest.mark.parametrize("row", RICH, ids=str)
 def test_whatever_field_cannot_be_read(pricing: UsePricing, row: Row) -> None:
-    """What is charged without it is no exact figure, and is marked on the right side."""
+    """Without it, what is charged is not exact, and is marked as at least or at most."""
     tried = 0
     for usage in (row.usage, *damaged(row.usage)):
         use = charged(pricing, ended(replace(row, usage=usage), streamed=tried % 2 == 1))
