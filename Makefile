@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PRODUCT := $(VENV)/.product
 TESTS := $(VENV)/.tests
 ALL := $(VENV)/.all
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable
 
 .PHONY: help demo fleet-demo test test-all everything agents vm matrix crash soak flat mutants lint bench docs trampoline wheel clean
 
