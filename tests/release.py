@@ -15,7 +15,6 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
-from packaging.markers import default_environment
 from packaging.requirements import Requirement
 
 from sfad import __version__
@@ -90,7 +89,7 @@ def needed_by(name: str) -> dict[str, Distribution]:
     """Return what a distribution needs here with the extras that users may install, and what that
     needs. What is not installed is left out, such as an extra's."""
     found: dict[str, Distribution] = {}
-    waiting = [(name, EXTRAS)]
+    waiting: list[tuple[str, tuple[str, ...]]] = [(name, EXTRAS)]
     seen: set[tuple[str, str]] = set()
     while waiting:
         current, extras = waiting.pop()
@@ -108,7 +107,7 @@ def needed_by(name: str) -> dict[str, Distribution]:
 
 
 def _requirements(known: Distribution, extra: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-    environment = {**default_environment(), "extra": extra}
+    environment = {"extra": extra}  # the rest is this machine's
     for text in known.requires or ():
         wanted = Requirement(text)
         if wanted.marker is None or wanted.marker.evaluate(environment):
@@ -118,15 +117,15 @@ def _requirements(known: Distribution, extra: str) -> Iterator[tuple[str, tuple[
 def licence(found: Distribution) -> str:
     """Return the licence that the metadata name: an expression, else what the classifiers say, else
     the first line of a text."""
-    told = found.metadata
-    expression = told.get("License-Expression")
+    told: dict[str, list[str]] = {
+        key: found.metadata.get_all(key) or []
+        for key in ("License-Expression", "Classifier", "License")
+    }
     classifiers = [
-        line.rpartition(" :: ")[2]
-        for line in told.get_all("Classifier") or ()
-        if line.startswith("License ::")
+        line.rpartition(" :: ")[2] for line in told["Classifier"] if line.startswith("License ::")
     ]
-    text = (told.get("License") or "").strip().partition("\n")[0]
-    return expression or " AND ".join(classifiers) or text or "unknown"
+    lines = [text.strip().partition("\n")[0] for text in told["License"]]
+    return " AND ".join(told["License-Expression"] or classifiers or lines) or "unknown"
 
 
 if __name__ == "__main__":
