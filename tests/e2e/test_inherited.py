@@ -157,8 +157,10 @@ def _umask() -> str:
     return next(line.split()[1] for line in status.splitlines() if line.startswith("Umask:"))
 
 
-@pytest.mark.parametrize("state", sampled(states(CHILDREN, DESCRIPTORS, LOCALE)))
+@pytest.mark.parametrize("state", sampled([CHILDREN, DESCRIPTORS, LOCALE]))
 def test_a_model_call_passes_the_gateway(start: Start, provider: Provider, state: str) -> None:
+    if _possible(state):
+        pytest.skip(NO_START)
     daemon = start(config=config(provider), wrap=inheriting(state))
     with daemon.client() as client:
         run = ended(client, calling(client, gateway=True).id)
