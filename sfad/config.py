@@ -16,7 +16,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 from msgspec import Meta, Struct
@@ -30,18 +30,15 @@ from .config_values import (
     NAME_MAX,
     NAMES,
     PATH,
-    PATTERNS,
     SIZE,
     TEXT,
-    URL,
-    VARIABLE,
     NotAllowed,
     allowed,
     converted,
 )  # fmt: skip
 from .core.state.limits import check_range
 from .core.state.naming import NAME, is_name
-from .core.state.policy import DURATION, CallBounds, Invalid, Policy
+from .core.state.policy import DURATION, Invalid, Policy
 from .feature import Section
 from .features.listed import FEATURES
 from .protocol.kinds import KINDS
@@ -136,6 +133,10 @@ class QuotasConfig(Struct, frozen=True, kw_only=True):
 
 
 class GroupConfig(Struct, frozen=True, kw_only=True):
+    NAMES: ClassVar = (
+        r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}",
+        "a group's name has 1 to 64 of A-Z a-z 0-9 _ - and does not begin with -",
+    )
     slots: Annotated[int, Meta(ge=1, le=100_000)]
     """Trees of the group that a user may have at once."""
 
@@ -184,51 +185,11 @@ class Price(Struct, frozen=True, kw_only=True):
     cache_write_mtok: Annotated[float, Meta(ge=0)] | None = None
 
 
-class UpstreamConfig(Struct, frozen=True, kw_only=True):
-    """A provider of models."""
-
-    url: Annotated[
-        str, Meta(pattern=r"^https?://[^/?#@]+(/[^?#]*[^/?#])?$", max_length=1000, extra=URL)
-    ]
-    """What the provider's own base URL variable would hold."""
-    api: Literal["anthropic", "openai-responses", "openai-chat", "gemini"]
-    key_env: (
-        Annotated[
-            str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=NAME_MAX, extra=VARIABLE)
-        ]
-        | None
-    ) = None
-    """The daemon's variable that holds the key. Without a key, here or in `key_file`, callers use
-    their own."""
-    key_file: Annotated[str, Meta(extra=PATH)] | None = None
-    free: bool | Literal["auto"] = "auto"
-    """Whether its calls cost nothing. `auto`: those of local models, which Ollama, llama.cpp, LM
-    Studio or vLLM serve at a loopback or private address."""
-
-
 class GatewayConfig(Struct, frozen=True, kw_only=True):
-    enabled: bool | Literal["auto"] = "auto"
-    """`auto`: runs use it, and it starts with the first call or agent program. `True`: it runs
-    always. `False`: only with `--gateway`."""
     bypass: Literal["auto", "warn", "terminate"] = "auto"
     """What follows if a run calls its model around the gateway, or an agent program in any run
     hands work to a server of its own outside of the tree. `auto`: `terminate` where a person has
     set a limit of money or tokens, else `warn`."""
-    min_output: Annotated[int, Meta(ge=1, le=1_000_000)] = 4096
-    """Tokens: a call is not lowered further to fit into a limit."""
-    wait: Annotated[float, Meta(ge=0, le=3600, extra=DURATION)] = 60.0
-    ungated: bool = False
-    models: Annotated[tuple[str, ...], Meta(extra=PATTERNS)] = ()
-    """Patterns of models that may be called; all, where there is none."""
-    per_run: CallBounds = CallBounds()
-    per_user: CallBounds = CallBounds()
-    upstreams: dict[str, UpstreamConfig] = msgspec.field(
-        default_factory=lambda: {
-            "anthropic": UpstreamConfig(url="https://api.anthropic.com", api="anthropic"),
-            "openai": UpstreamConfig(url="https://api.openai.com/v1", api="openai-responses"),
-            "gemini": UpstreamConfig(url="https://generativelanguage.googleapis.com", api="gemini"),
-        }
-    )
 
 
 class SpawnRateLimit(Struct, frozen=True, kw_only=True):
@@ -341,7 +302,13 @@ def _both(hearts: Any, own: Any) -> Any:
         name, entry = get_args(hearts)
         return dict[name, _both(entry, get_args(own)[1])]  # type: ignore[misc, valid-type]
     fields = msgspec.structs.fields(own)
-    return _with(hearts, [(each.name, each.type, each.default) for each in fields])
+    return _with(hearts, [(each.name, each.type, _default(each)) for each in fields])
+
+
+def _default(field: msgspec.structs.FieldInfo) -> Any:
+    if field.default_factory is msgspec.NODEFAULT:
+        return field.default
+    return msgspec.field(default_factory=field.default_factory)
 
 
 Whole = _with(Configuration, _sections())
@@ -412,13 +379,8 @@ def understand(contents: Sequence[tuple[Path, bytes]], strongest: Path | None) -
         found.values.update(lowered)
         config = _build(Whole, found, "")
     _check_together(config, found.values)
-    _check_groups(config, found)
     _check_agents(config, found)
     _check_default_agent(config, found)
-    _check_upstreams(config, found)
-    for section in SECTIONS:
-        for pair in section.either:
-            _check_either(getattr(config, section.key), section.key, pair, found)
     settings = [
         Setting(
             key=key,
@@ -555,11 +517,17 @@ def _build(struct: type[Any], found: _FileValues, prefix: str) -> Any:
             values[field.name] = field.default_factory() | named
         elif key in found.values:
             values[field.name] = _convert(field.type, key, *found.values[key])
-    return struct(**values)
+    built = struct(**values)
+    for pair in getattr(struct, "EITHER", ()):
+        _check_either(built, prefix, pair, found)
+    return built
 
 
 def _build_named(entry: type[Struct], found: _FileValues, key: str, name: str) -> Any:
     inner = entry_key(key, name)
+    form, words = getattr(entry, "NAMES", (".*", ""))
+    if not re.fullmatch(form, name, re.DOTALL):
+        raise ConfigError(f"{found.names[key][name]}: {inner}: {words}")
     for field in msgspec.structs.fields(entry):
         if field.required and f"{inner}.{field.name}" not in found.values:
             path = found.names[key][name]
@@ -638,14 +606,6 @@ def _check_together(config: Configuration, origins: Mapping[str, tuple[Path, Any
         )
 
 
-def _check_groups(config: Configuration, found: _FileValues) -> None:
-    for name in config.groups:
-        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}", name):
-            path = found.names["groups"][name]
-            what = "a group's name has 1 to 64 of A-Z a-z 0-9 _ - and does not begin with -"
-            raise ConfigError(f"{path}: {entry_key('groups', name)}: {what}")
-
-
 def _check_agents(config: Configuration, found: _FileValues) -> None:
     most = {spec.most: getattr(config.limits, spec.most) for spec in KINDS.values() if spec.most}
     ranges = Policy(**most)
@@ -673,19 +633,6 @@ def _check_default_agent(config: Configuration, found: _FileValues) -> None:
         )
 
 
-def _check_upstreams(config: Configuration, found: _FileValues) -> None:
-    for name, upstream in config.gateway.upstreams.items():
-        if not re.fullmatch(r"[A-Za-z0-9._-]+", name) or name in {".", "..", "run"}:
-            path = found.names["gateway.upstreams"][name]
-            what = (
-                'an upstream\'s name has only A-Z a-z 0-9 . _ -, and is not ".", ".." or "run": '
-                "it is a part of a URL"
-            )
-            raise ConfigError(f"{path}: {entry_key('gateway.upstreams', name)}: {what}")
-        pair = ("key_file", "key_env", "a key comes from one place")
-        _check_either(upstream, entry_key("gateway.upstreams", name), pair, found)
-
-
 def _check_either(
     section: Struct, prefix: str, pair: tuple[str, str, str], found: _FileValues
 ) -> None:
@@ -693,9 +640,9 @@ def _check_either(
     one, other, why = pair
     if getattr(section, one) is None or getattr(section, other) is None:
         return
-    path, value = found.values[f"{prefix}.{one}"]
-    source = found.values[f"{prefix}.{other}"][0]
-    raise _bad_value(path, f"{prefix}.{one}", value, f'"off" beside {other} ({source}): {why}')
+    path, value = found.values[f"{prefix}{one}"]
+    source = found.values[f"{prefix}{other}"][0]
+    raise _bad_value(path, f"{prefix}{one}", value, f'"off" beside {other} ({source}): {why}')
 
 
 def main() -> None:

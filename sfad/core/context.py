@@ -208,21 +208,11 @@ class Context:
             peer.run or peer.uid, at
         )
 
-    def egress_refused(self, run: Run, host: str, port: int, why: str, at: float) -> None:
-        """Publish that a run was refused a host, unless it was too often: a program that tries
-        again would fill the ledger."""
-        if self._event_rate.admits((EventType.EGRESS_REFUSED, run.id), at):
-            message = f"the gateway refused {host}, port {port}: {why}"
-            self.publish_event(
-                Event(
-                    type=EventType.EGRESS_REFUSED,
-                    severity="medium",
-                    message=message,
-                    host=host,
-                    port=port,
-                ),
-                run,
-            )
+    def publish_at_will(self, run: Run, event: Event, at: float) -> None:
+        """Publish what a run does, unless it was too often: a program that tries again would fill
+        the ledger."""
+        if self._event_rate.admits((event.type, run.id), at):
+            self.publish_event(event, run)
 
     def end(self, run: Run) -> None:
         self.tree.remove(run)

@@ -327,7 +327,7 @@ def after(
 
 def python_calls(url: str, calls: int) -> tuple[int, int]:
     """Return how often the gateway called functions of Python, and of C."""
-    with counts.counting(BENCH_ONLY="sfad.gateway") as (environment, counters):
+    with counts.counting(BENCH_ONLY="sfad.features.gateway.program") as (environment, counters):
         after(url, calls, environment=environment)
         return counters.read()
 

@@ -17,7 +17,7 @@ import msgspec
 
 from sfad.core import commands as c
 from sfad.core import events as e
-from sfad.core.machine import Components, Machine, NewBarrier, NewElsewhere, NewPurses
+from sfad.core.machine import Components, Machine, NewBarrier, NewCalls, NewElsewhere, NewPurses
 from sfad.core.purses import Purses
 from sfad.core.state.access import Peer
 from sfad.core.state.account import NOTHING, ChargedTo, OpenReservation, Use
@@ -133,10 +133,12 @@ class Transcript:
         barrier: NewBarrier | None = None,
         purses: NewPurses | None = None,
         elsewhere: NewElsewhere | None = None,
+        calls: NewCalls | None = None,
         **numbers: Any,
     ) -> None:
         self.halves: dict[str, Any] = {
             "watchers": watchers, "barrier": barrier, "purses": purses, "elsewhere": elsewhere,
+            "calls": calls,
         }  # fmt: skip
         """Those of features in the core."""
         self.machine = Machine(policy or Policy(**numbers), **self.halves)

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal, TypeVar
+from typing import Literal, TypeVar
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from ...protocol.kinds import KINDS
 from ...protocol.known import KNOWN_PROGRAMS
@@ -72,20 +72,6 @@ class SessionPolicy:
     window: float = 3600.0
 
 
-class CallBounds(Struct, frozen=True, kw_only=True):
-    """How many model calls a run, or a user, may make. `None`: any number."""
-
-    calls_per_minute: Annotated[int, Meta(ge=1, le=100_000)] | None = None
-    concurrent_calls: Annotated[int, Meta(ge=1, le=100_000)] | None = None
-
-    @property
-    def any(self) -> bool:
-        return self.calls_per_minute is not None or self.concurrent_calls is not None
-
-
-NO_BOUNDS = CallBounds()
-
-
 @dataclass(frozen=True, slots=True)
 class Policy:
     """Times are in seconds. The defaults are those of the config (docs/configuration.md)."""
@@ -124,12 +110,6 @@ class Policy:
     """Equal tool calls in a row after which `run_repeating` is published."""
     pause_max: float = 86400.0
     approval_timeout: float = 600.0
-    call_wait: float = 60.0
-    """How long a model call waits for others."""
-    models: tuple[str, ...] = ()
-    """Patterns of models that may be called; all, where there is none."""
-    calls_per_run: CallBounds = NO_BOUNDS
-    calls_per_user: CallBounds = NO_BOUNDS
     result_wait: float = 30.0
     """How long an agent may stay after it has printed its final result."""
     grace: float = 5.0

@@ -24,7 +24,7 @@ metering ───────────────────────�
                    that have changed
 `keeper`           the node of a fleet that the others ask where something is shared by all
 `own_servers`      sees work that programs hand to servers of their own outside of their runs
-`gateway_routing`  what the commands and environments of runs say of the gateway
+`leading`          how runs are led to their models
 `resources`        what a daemon opens before its loop begins, and what the launcher tells until
                    then
 """

@@ -19,7 +19,7 @@ from ...protocol.types import RunId
 from ...usage.metering import Metering
 from ...usage.pricing import PRICES_WAIT
 from ...usage.sessions import LAST_LOOK_WAIT
-from ..gateway.connection_watch import ConnectionWatch
+from .leading import Leading
 from .own_servers import ServerWatch
 
 ENDS_WAIT = PRICES_WAIT + LAST_LOOK_WAIT
@@ -55,7 +55,7 @@ class LauncherEvents:
     background: Background
     feed: e.Feed
     commands: ContainedCommands
-    bypass_watch: ConnectionWatch
+    leading: Leading
     server_watch: ServerWatch
     _pending: dict[RunId, _PendingTree] = field(default_factory=dict)
     """By root."""
@@ -71,9 +71,9 @@ class LauncherEvents:
             case e.LaunchSucceeded(run=run_id) if (run := self.tree.get(run_id)) is not None:
                 self.pidfds.keep(run, event.pid)
                 self.feed(event)
-                self.bypass_watch.run_began(run_id)
+                self.leading.launched(run_id)
             case e.AgentSeen():
-                self.bypass_watch.agent_seen(event.run, event.process)
+                self.leading.agent_seen(event.run, event.process)
                 self.metering.agent_seen(event.run, event.process)
                 self.feed(event)
                 self.server_watch.agent_seen(event.run, event.process)

@@ -26,7 +26,7 @@ from ...protocol.types import RunId
 from ...runs.catalogue import RunCatalogue
 from ...runs.live import Live, bounds_of
 from ...usage.metering import Metering
-from ..gateway.gateways import Gateways, with_token
+from .leading import Leading
 from .resources import Resources
 from .seam import Launch, Parts
 
@@ -55,7 +55,7 @@ class Launching:
     descriptors: Descriptors
     feed: e.Feed
     arm: Arm
-    gateways: Gateways
+    leading: Leading
     parts: Parts
 
     def launch(self, run: Run) -> None:
@@ -132,9 +132,7 @@ class Launching:
         terminal = live.output.stdio == "inherit" and stdin is not None and _is_terminal(stdin)
         env = run_environment(live, socket=self.resources.socket, deadline=deadline)
         given = self.parts.launch(live, Launch(env, terminal))
-        argv, env = self._argv(live), given.env
-        if (token := self.gateways.token(run.id)) is not None:
-            argv, env = with_token(argv, token), with_token(env, token)
+        argv, env = self.leading.named(run.id, self._argv(live), given.env)
         return LaunchSpec(
             argv=argv,
             cwd=given.cwd or live.command.cwd,

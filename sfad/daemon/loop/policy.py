@@ -57,11 +57,7 @@ def policy_of(loaded: configuration.Loaded, *, everyone: bool) -> Policy:
         enabled=config.enabled,
         defaults={kind: limit for kind in LimitKind if (limit := default(kind)) is not None},
         program_profile=config.defaults.program_profile == CODING_AGENT,
-        call_wait=config.gateway.wait,
-        models=config.gateway.models,
         bypass=config.gateway.bypass,
-        calls_per_run=config.gateway.per_run,
-        calls_per_user=config.gateway.per_user,
         sessions=_session_policy(config.sessions),
         access=AccessRules(
             all_users=everyone, admin_gid=config.access.admin_group, features=ACCESS

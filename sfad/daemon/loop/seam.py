@@ -48,10 +48,10 @@ from ...runs.live import Live
 from ...start.prepare import Check, Step
 from ...start.prepared import Prepared, Surroundings
 from ...storage.ledger import OpenedLedger
-from ..gateway.gateways import Gateways
+from ...usage.metering import Metering
 from .announcing import Announcer
-from .gateway_routing import GatewaySteps
 from .keeper import Keeper
+from .leading import MISSING, Leading
 from .resources import Resources
 from .storage_watch import StorageWatch
 
@@ -81,11 +81,9 @@ class Heart:
     """Returns how many clients are connected."""
     commands: ContainedCommands
     """Executes commands that are not runs."""
-    gateway: GatewaySteps
-    """How commands are routed through the gateway. Shims need it: what one becomes in place of a
-    child run is routed, too."""
-    gateways: Gateways
-    """Isolation needs them: a run in a network of its own reaches its gateway alone."""
+    metering: Metering
+    call_settled: Callable[[], object]
+    """Lets the ends of runs go on that have waited for what their model calls have used."""
     prepare: Callable[[Spawn, Peer, Credentials | None], Awaitable[tuple[Prepared, Surroundings]]]
     """Prepares a request as that of a run which executes here. Raises `Invalid`, `RequestError`,
     `OSError`."""
@@ -122,6 +120,23 @@ Answer = Callable[[Any, Any], Any]
 and the request."""
 
 
+@dataclass(frozen=True, slots=True)
+class Machines:
+    """Other machines, on which runs are executed."""
+
+    prepare: Check
+    """Prepares a run that is to execute there. That daemon takes the steps which are left out here.
+    Raises `RequestError` where that cannot be."""
+    place: Callable[[Run], object]
+    """Has a run executed there, or goes on with one that executes there."""
+    answer: Callable[[Any, Request, RunInfo], bool]
+    """Has a request answered where its run executes, given the `Asker`. Returns whether that is
+    another machine, and the request such a one."""
+    keeper: Keeper
+    """The node of a fleet that the others ask where something is shared by all. Here budgets touch
+    the fleet."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Part:
     """What a feature does in a daemon. It leaves out where it takes no part."""
@@ -142,17 +157,10 @@ class Part:
     """A run was admitted."""
     changed: Callable[[Collection[Run]], object] | None = None
     """These runs have changed."""
-    prepare_elsewhere: Check | None = None
-    """Prepares a run that is to execute on another machine, whose daemon takes the steps that are
-    left out here. Raises `RequestError` where that cannot be."""
-    place: Callable[[Run], object] | None = None
-    """Has a run executed on another machine, or goes on with one that executes there."""
-    answer_there: Callable[[Any, Request, RunInfo], bool] | None = None
-    """Has a request answered where its run executes, given the `Asker`. Returns whether that is
-    another machine, and the request such a one."""
-    keeper: Keeper | None = None
-    """The node of a fleet that the others ask where something is shared by all. Here budgets touch
-    the fleet."""
+    machines: Machines | None = None
+    """Has runs executed on other machines."""
+    leading: Leading | None = None
+    """Leads runs to their models."""
     shared_changed: Callable[[], object] | None = None
     """What features share has changed."""
     launch: Callable[[Live, Launch], Launch] | None = None
@@ -235,6 +243,8 @@ class Parts:
         """Those whose section of the config is set: they may decide about any run."""
         self._placer = next((name for name, each in features.items() if each.elsewhere), None)
         """Which has runs executed on other machines."""
+        self._leader = next((name for name, each in features.items() if each.leads), None)
+        """Which leads runs to their models."""
         self.changed: list[Callable[[Collection[Run]], object]] = []
         self.admitted: list[Callable[[Run], object]] = []
         """What is told of each run that is admitted; the others as the fields of `Part`."""
@@ -249,10 +259,17 @@ class Parts:
         """Parts may start processes: it has begun, and does not rest."""
         self._nursery: trio.Nursery | None = None
 
+    def reconfigure(self) -> None:
+        """Tell the parts that are loaded that the config was read again, and follow it."""
+        loaded = list(self._loaded.values())
+        self.follow()
+        for part in loaded:
+            if part.reconfigure is not None:
+                part.reconfigure()
+
     def follow(self) -> None:
-        """Load the parts that the config or the spool calls for, and tell those that are loaded of
-        the config."""
-        loaded, config = list(self._loaded.values()), self._heart.config()
+        """Load the parts that the config or the spool calls for."""
+        config = self._heart.config()
         self.version += 1
         self._of_all = {
             name
@@ -263,9 +280,6 @@ class Parts:
             later = feature.sections or feature.verbs or feature.decides or feature.saved
             if not later or name in self._of_all or self._has_kept(feature):
                 self._part(name)
-        for part in loaded:
-            if part.reconfigure is not None:
-                part.reconfigure()
 
     def _has_kept(self, feature: Feature) -> bool:
         resources = self._heart.resources
@@ -296,7 +310,7 @@ class Parts:
             if live.parts.of(decided_as) is not None:
                 self._part(name)
         if live.run.remote is not None or live.run.lease is not None:
-            self._placing()
+            self._machines()
 
     def _does(self, name: str, run: decided.Parts, above: Live | None = None) -> bool:
         """Return whether a feature does something for a run or for the one above it, or decides
@@ -331,37 +345,33 @@ class Parts:
                 given = launch(live, given)
         return given
 
-    def _placing(self) -> Part | None:
-        """Return the part of the feature that has runs executed on other machines."""
-        return self._part(self._placer) if self._placer is not None else None
+    def _machines(self) -> Machines | None:
+        """Return what has runs executed on other machines."""
+        return self._part(self._placer).machines if self._placer is not None else None
 
     def place(self, run: Run) -> None:
         """Have a run executed on another machine, or go on with one that executes there."""
-        part = self._placing()
-        assert part is not None
-        assert part.place is not None
-        part.place(run)
+        machines = self._machines()
+        assert machines is not None
+        machines.place(run)
 
     def answer_there(self, asker: Any, request: Request, run: RunInfo) -> bool:
         """Have a request answered where its run executes. Return whether that is another machine,
         and the request such a one."""
-        part = self._placing()
-        return (
-            part is not None
-            and part.answer_there is not None
-            and part.answer_there(asker, request, run)
-        )
+        machines = self._machines()
+        return machines is not None and machines.answer(asker, request, run)
+
+    def leading(self) -> Leading:
+        """Return what leads runs to their models."""
+        leading = self._part(self._leader).leading if self._leader is not None else None
+        return leading or Leading()
 
     def keeper(self) -> Keeper:
         """Return what is known of the keeper of a fleet."""
-        name = self._placer
-        if name is not None and any(
-            map(self._heart.config().is_set, self._features[name].sections)
-        ):
-            keeper = self._part(name).keeper
-            if keeper is not None:
-                return keeper
-        return Keeper()
+        sections = self._features[self._placer].sections if self._placer is not None else ()
+        is_set = any(map(self._heart.config().is_set, sections))
+        machines = self._machines() if is_set else None
+        return machines.keeper if machines is not None else Keeper()
 
     def kept(self) -> list[Kept]:
         """Return what deletes what features keep of ended runs."""
@@ -461,18 +471,17 @@ class Parts:
         for asked in OF_FEATURES:
             if getattr(order, asked) is not None:
                 if asked not in self._deciders:
-                    raise bad_request(_MISSING.format(asked))
+                    raise bad_request(MISSING.format(asked))
                 self._part(self._deciders[asked])
         for asked in ("placing", "grant"):
-            if getattr(order, asked) is not None and self._placing() is None:
-                raise bad_request(_MISSING.format(asked))
+            if getattr(order, asked) is not None and self._machines() is None:
+                raise bad_request(MISSING.format(asked))
 
     def prepare_elsewhere(self, p: Prepared, around: Surroundings) -> None:
         """Prepare a run that is to execute on another machine."""
-        part = self._placing()
-        assert part is not None
-        assert part.prepare_elsewhere is not None
-        part.prepare_elsewhere(p, around)
+        machines = self._machines()
+        assert machines is not None
+        machines.prepare(p, around)
 
     def look(self, p: Prepared, around: Surroundings) -> Awaitable[None] | None:
         """Have features look at what they decide by."""
@@ -570,9 +579,6 @@ class Parts:
             )
 
 
-_MISSING = "this sfad has no feature that carries out '{}'"
-
-
 async def _look(looks: Sequence[Step], p: Prepared, around: Surroundings) -> None:
     for look in looks:
         if (waits := look(p, around)) is not None:
@@ -600,10 +606,10 @@ def watchers_of(features: Mapping[str, Feature]) -> dict[str, NewWatcher]:
 
 
 def half_of(
-    features: Mapping[str, Feature], kind: Literal["barrier", "purses", "elsewhere"]
+    features: Mapping[str, Feature], kind: Literal["barrier", "purses", "elsewhere", "calls"]
 ) -> Callable[[Components], Any] | None:
-    """The same of the one that may hold calls and roots, that charges, or that decides about runs
-    on other machines."""
+    """The same of the one that may hold calls and roots, that charges, that decides about runs on
+    other machines, or about model calls."""
 
     def make(name: str, feature: Feature, components: Components) -> Any:
         half = _half(name, getattr(feature, kind), feature)

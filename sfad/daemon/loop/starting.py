@@ -25,9 +25,8 @@ from ...start.steps import (
     narrow_tools,
     resume_command,
 )
-from ..gateway.gateways import Gateways
 from ..lookup import find_run
-from .gateway_routing import GatewaySteps
+from .leading import Leading
 from .own_servers import ServerWatch, keep_alone
 from .seam import Parts
 
@@ -41,8 +40,7 @@ class Starting:
         self,
         machine: Machine,
         catalogue: RunCatalogue,
-        gateway: GatewaySteps,
-        gateways: Gateways,
+        leading: Leading,
         servers: ServerWatch,
         parts: Parts,
         agents: Callable[[], Mapping[str, Registered]],
@@ -58,13 +56,13 @@ class Starting:
             parts.load,
             find_agent_session,
             parts.look,
-            gateway.decide,
+            leading.decide,
             narrow_tools,
             forget_told_time,  # before an agent's own limits are left out because of it
             fill_in_agent,  # with options for its tools, and the address of the gateway
             resume_command,
-            gateway.read_settings,  # of the command
-            gateway.route,
+            leading.look_again,  # of the command
+            leading.lead,
             keep_alone,
             parts.decide,
             keep_channel,
@@ -90,10 +88,10 @@ class Starting:
             parts.check,
             servers.check,
         )
-        self._way = Way(gateway.read_setups, steps, checks, gateway.have)
+        self._way = Way(leading.look, steps, checks, leading.have)
         self._placed_way = replace(self._way, steps=placed_steps)
         self._memory = Memory(
-            lambda peer: (parts.version, *gateways.ports(peer.uid)), parts.decides_about
+            lambda peer: (parts.version, leading.beside(peer.uid)), parts.decides_about
         )
 
     def around(

@@ -6,7 +6,7 @@ from pathlib import Path
 import trio
 
 from ...core.state.run import Run
-from ...daemon.loop.seam import Heart, Launch, Part
+from ...daemon.loop.seam import Heart, Launch, Machines, Part
 from ...host.tasks import keep_serving
 from ...runs.live import Live
 from .feature import FleetConfig
@@ -56,13 +56,10 @@ def part(heart: Heart) -> Part:
         serve=serve,
         look=preparing.look,
         check=preparing.check,
-        prepare_elsewhere=preparing.elsewhere,
         launch=launch,
-        place=fleet.place,
         changed=changed,
         ended=fleet.ended,
-        answer_there=of_files.answer_there,
-        keeper=keeper,
+        machines=Machines(preparing.elsewhere, fleet.place, of_files.answer_there, keeper),
         shared_changed=keeper.shares_changed,
         kept=shipping,
     )

@@ -10,6 +10,6 @@
 `following`   a run's end, events and output as they come
 `records`     what is kept of runs: results, events, model calls
 `daemon`      the daemon itself
-`gateway`     what the gateway asks the daemon
+`gateway`     model calls, as what they pass through asks and tells of them
 `subscriptions` the windows of subscriptions
 """

@@ -20,6 +20,7 @@ from sfad.core.context import Context, Reading
 from sfad.core.life.pausing import REPLY_OUTLIVES
 from sfad.core.machine import Machine
 from sfad.core.state.run import Run
+from sfad.features.gateway.calls import Calls
 from sfad.features.plans.barrier import Subscriptions
 from sfad.features.plans.feature import NAME, PlansConfig
 from sfad.features.plans.windows import (
@@ -51,8 +52,9 @@ class Plan(Transcript):
         super().__init__(
             barrier=Subscriptions,
             sections={NAME: PlansConfig(**plan)},
-            call_wait=60.0,
+            calls=Calls,
         )
+        self.machine.calls()
         self.subscriptions.known_before([], self.at, NOON + timedelta(seconds=self.at))
 
     @property

@@ -12,7 +12,6 @@ Importing this package loads each file, which registers its functions (see
              is known
 `following`  `watch`, `watch_runs`, `events`, `wait`: more answers as things happen
 `use`        `report`, `reserve`, `settle`
-`gateway`    `admit_call`, `end_call` and the like: what gateways ask and tell
 `daemon`     the daemon itself: `status`, `plans`, `config`, `reload`, `agents`, `prune`
 """
 
