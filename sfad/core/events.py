@@ -1,7 +1,7 @@
 """What happened: the input of the machine. Every event carries `at`, seconds on the shell's
 monotonic clock.
 
-What clients and hooks call events, which the ledger keeps, are `protocol.types.Event`s: the machine
+What clients call events, which the ledger keeps, are `protocol.types.Event`s: the machine
 publishes them."""
 
 from __future__ import annotations

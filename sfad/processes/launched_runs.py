@@ -39,7 +39,7 @@ so that message queues work."""
 
 def tag(instance: str, run_id: RunId) -> int | None:
     """Return the number of a run: the same for the next daemon, unique among the live runs of an
-    instance, and unlikely to be another instance's. That of a hook, whose name has none, is any.
+    instance, and unlikely to be another instance's. That of a command, whose name has none, is any.
     None if every process has that number by default."""
     soft, hard = _own_limits()
     top = CAPACITY if hard == resource.RLIM_INFINITY else min(hard, CAPACITY)

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from ...config_values import CLUSTER, NODE, SIZE
+from ...config_values import SIZE, Form
 from ...core.state.access import Access
 from ...core.state.policy import DURATION
 from ...feature import Feature, Section
@@ -27,20 +27,24 @@ SHIP = "ship"
 """What it decides about a run."""
 
 
+_CLUSTER = {"form": Form('"auto" or "HOST:PORT"')}
+_NODE = {"form": Form("a name of at most 63 letters, digits, dots, _ and -")}
+
+
 class FleetConfig(Struct, frozen=True, kw_only=True):
     """The cluster of Ray that this daemon is a node of."""
 
-    address: Annotated[str, Meta(pattern=r"^(auto|[^\s:]+:[0-9]{1,5})$", extra=CLUSTER)] | None = (
+    address: Annotated[str, Meta(pattern=r"^(auto|[^\s:]+:[0-9]{1,5})$", extra=_CLUSTER)] | None = (
         None
     )
     """`auto`: that of this machine. `None`: it is in no fleet."""
-    node: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", extra=NODE)] | None = (
+    node: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", extra=_NODE)] | None = (
         None
     )
     """`None`: the name of the host."""
     lease: Annotated[float, Meta(ge=5, le=86400, extra=DURATION)] = 60.0
     keeper: (
-        Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", extra=NODE)] | None
+        Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", extra=_NODE)] | None
     ) = None
     """The node that keeps the budgets of users and teams. `None`: the head's, or the one that was
     known before."""

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from ...config_values import NAME_MAX, PATH, PATTERNS, URL, VARIABLE
+from ...config_values import NAME_MAX, PATH, URL, VARIABLE, Form
 from ...core.state.access import Access
 from ...core.state.policy import DURATION, Policy
 from ...feature import Feature, Section
@@ -21,6 +21,18 @@ from .messages import (
 
 NAME = "gateway"
 """Of the feature, and of its section."""
+
+
+def _check_patterns(patterns: tuple[str, ...]) -> None:
+    if "" in patterns:
+        raise ValueError
+
+
+_PATTERNS = {
+    "form": Form(
+        'a list of names in which * stands for any letters, such as "claude-*"', _check_patterns
+    )
+}
 
 
 class CallBounds(Struct, frozen=True, kw_only=True):
@@ -71,7 +83,7 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
     """Tokens: a call is not lowered further to fit into a limit."""
     wait: Annotated[float, Meta(ge=0, le=3600, extra=DURATION)] = 60.0
     ungated: bool = False
-    models: Annotated[tuple[str, ...], Meta(extra=PATTERNS)] = ()
+    models: Annotated[tuple[str, ...], Meta(extra=_PATTERNS)] = ()
     """Patterns of models that may be called; all, where there is none."""
     per_run: CallBounds = CallBounds()
     per_user: CallBounds = CallBounds()
