@@ -96,8 +96,8 @@ def chosen(argv: Sequence[str]) -> AgentProgram | None:
 
 
 def session_files_of(meter: str | None, argv: Sequence[str]) -> SessionFiles | None:
-    """Return how the program of a run keeps its sessions: the program that `--meter` names, else
-    that of the command."""
+    """Return how the program of a run keeps its sessions: the program that `--meter` names, which
+    may be none, else that of the command."""
     program = named(meter) if meter is not None else _of_command(argv)
     return program.session_files if program is not None else None
 

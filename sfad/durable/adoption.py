@@ -15,7 +15,7 @@ from functools import cached_property
 import msgspec
 import trio
 
-from ..agents import named
+from ..agents import named, session_files_of
 from ..core import events as e
 from ..core.state.run import Run
 from ..core.state.tree import Remembered, rebased
@@ -232,6 +232,7 @@ class EarlierRuns:
             self.launcher,
             origin.created_at,
             named(origin.program) if origin.program is not None else None,
+            session_files_of(origin.output.meter, birth.asked.shown.argv),
             nonce=origin.nonce,
             order=startable.order if startable is not None else None,
             caller=origin.caller,

@@ -11,11 +11,11 @@ import pytest
 from msgspec.structs import replace
 
 from sfad.core.state.access import Peer
+from sfad.daemon.loop import starting
 from sfad.daemon.loop.runtime import Runtime
 from sfad.protocol import messages as m
 from sfad.protocol.errors import RequestError
 from sfad.protocol.types import After, Claim, Isolation, Limit, LimitKind
-from sfad.start import prepare
 from sfad.start.checks import LARGE
 from sfad.start.prepared import Prepared
 from tests.conftest import Start
@@ -138,7 +138,7 @@ async def test_a_part_that_was_loaded_takes_part(tmp_path: Path) -> None:
 async def test_as_many_are_kept_as_there_is_room_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prepare, "MOST_KNOWN", 2)
+    monkeypatch.setattr(starting, "MOST_KNOWN", 2)
     orders = [replace(ORDER, argv=[b"true", b"%d" % n]) for n in range(3)]
     async with shell(tmp_path, FakeLauncher) as runtime:
         first, second, third = [await prepared(runtime, each) for each in orders]

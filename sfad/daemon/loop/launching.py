@@ -18,7 +18,7 @@ from ...core.state.vocabulary import Timer
 from ...features.listed import FEATURES
 from ...host.clock import wall_clock
 from ...host.faults import crash_point
-from ...host.linux.descriptors import Descriptors, Need
+from ...host.linux.descriptors import Descriptors
 from ...host.probe import no_inodes
 from ...processes.launcher import LaunchRecord, LaunchSpec
 from ...protocol.known import TIME_SAID
@@ -30,19 +30,8 @@ from .leading import Leading
 from .resources import Resources
 from .seam import Launch, Parts
 
-LAUNCH = 8
-"""Descriptors that a launch takes for some milliseconds: files for the output, pipes of the
-trampoline, the way into the containment, a pidfd."""
-
 Arm = Callable[[RunId, Timer, float], None]
 """Run, timer, time."""
-
-
-def check_descriptors(descriptors: Descriptors) -> None:
-    """Raise `OSError` where too few descriptors are left for a launch."""
-    refusal = descriptors.refusal(Need.RUN, LAUNCH)
-    if refusal is not None:
-        raise OSError(refusal)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +59,7 @@ class Launching:
         try:
             try:
                 # it may have waited since it was admitted, or be one of many
-                check_descriptors(self.descriptors)
+                self.descriptors.check_launch()
             except OSError as error:
                 self._fail(run, errno.EMFILE, str(error), "launch")
                 return

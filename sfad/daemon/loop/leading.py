@@ -2,20 +2,24 @@
 takes its steps on the way of a start, and other features ask it, too: a run in a network of its own
 reaches it alone, and what a shim becomes in place of a child run is led, too."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from ...agents.setup_reader import TreeSetups
 from ...core.events import AgentProcess, CallSettled
 from ...core.state.policy import Invalid
 from ...core.state.run import Run
 from ...protocol.errors import bad_request
 from ...protocol.types import RunId
 from ...runs.live import Live
-from ...start.prepare import Check, Look, Step
-from ...start.prepared import Prepared, Surroundings
+from ...start.prepared import Check, Prepared, Step, Surroundings
 
 MISSING = "this sfad has no feature that carries out '{}'"
+
+
+Look = Callable[[Surroundings], Awaitable[TreeSetups] | None]
+"""Sets `Surroundings.setups`, or returns what it becomes."""
 
 
 class Caller(Protocol):
@@ -63,7 +67,8 @@ class Leading:
     have: Step = _nothing
     """Waits for what the run may not start without."""
     beside: Callable[[int], object] = _none
-    """Returns what else all this depends on, for a user: as `Memory` has it."""
+    """Returns what else all this depends on, for a user: while that is equal, what was decided
+    holds for equal requests."""
     own_command: Callable[[Surroundings, Live], list[bytes]] = lambda around, _: around.order.argv
     """Returns the command of a run's own program, which starts it in place of a shim. Raises
     `Invalid`, `OSError`."""

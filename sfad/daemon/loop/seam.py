@@ -45,8 +45,7 @@ from ...protocol.types import Isolation, RunId, RunInfo
 from ...runs import decided
 from ...runs.catalogue import RunCatalogue
 from ...runs.live import Live
-from ...start.prepare import Check, Step
-from ...start.prepared import Prepared, Surroundings
+from ...start.prepared import Check, Prepared, Step, Surroundings
 from ...storage.ledger import OpenedLedger
 from ...usage.metering import Metering
 from .announcing import Announcer
@@ -207,9 +206,9 @@ class Part:
     peer: Callable[[Peer], Peer] | None = None
     """Returns who a peer is that may be a command which the feature executes."""
     look: Step | None = None
-    """A step of `start.prepare` before anything is decided. It may wait."""
+    """A step of `Starting.prepare` before anything is decided. It may wait."""
     decide: Check | None = None
-    """A step of `start.prepare`, once the command is known and routed."""
+    """A step of `Starting.prepare`, once the command is known and routed."""
     check: Check | None = None
     """Raises `RequestError` for a request to start a run that asks something impossible."""
     inherited: Callable[[Prepared], Mapping[str, Any]] | None = None
@@ -461,7 +460,7 @@ class Parts:
                 peer = part.peer(peer)
         return peer
 
-    # ---- Steps and a check of `start.prepare`
+    # ---- Steps and a check of `Starting.prepare`
 
     def load(self, _: Prepared, around: Surroundings) -> None:
         """Load what the request asks for. Refuse what only a feature could do that is not there."""

@@ -319,7 +319,7 @@ class Fleet:
         )
         order = replace(live.order, placing=None, ship=live.parts.of(SHIP))
         p, around = await self._prepare(order, peer, live.credentials)
-        live.take(p.command, p.output, p.parts, p.program, p.asked.shown.argv)
+        live.take(p.command, p.output, p.parts, p.program, p.session_files)
         live.setups = around.setups if around.caller is None else NO_SETUPS
         return p.asked
 

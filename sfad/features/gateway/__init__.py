@@ -10,7 +10,7 @@ a call. The half in the core decides about that: it reserves, lowers, holds or r
 `call_rules` rules beside money: models, rates, repeated tool calls; pure
 `part`       what a daemon does of this
 `verbs`      answers gateways
-`routing`    leads commands through a gateway, or around it: steps of `start.prepare`
+`routing`    leads commands through a gateway, or around it: steps of `Starting.prepare`
 `gateways`   the gateways of all users, and which of them leads where
 `process`    starts and watches a gateway
 `lost`       what calls have used whose gateway, or whose run, is not there any more

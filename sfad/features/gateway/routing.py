@@ -338,7 +338,7 @@ def exempt_from_proxies(env: list[bytes]) -> list[bytes]:
     ]
 
 
-# ---- Steps of `start.prepare`
+# ---- Steps of `Starting.prepare`
 
 
 def asks_for_gateway(request: Spawn, *, by_default: bool | None) -> bool:
@@ -351,14 +351,12 @@ def asks_for_gateway(request: Spawn, *, by_default: bool | None) -> bool:
     )
 
 
-def _is_agent(request: Spawn) -> bool:
-    return (
-        request.agent is not None
-        or program_name([os.fsdecode(word) for word in request.argv[:8]]) in KNOWN_PROGRAMS
-    )
+@lru_cache(maxsize=1)  # starts in a shell loop have the same, here and below
+def _is_agent(argv: tuple[bytes, ...]) -> bool:
+    return program_name([os.fsdecode(word) for word in argv]) in KNOWN_PROGRAMS
 
 
-@lru_cache(maxsize=1)  # starts in a shell loop have the same
+@lru_cache(maxsize=1)
 def _root(uid: int, cwd: bytes, env: tuple[bytes, ...], ports: frozenset[int]) -> Root:
     """Return whose root it is, and where it starts. An address of a gateway in its environment was
     inherited."""
@@ -367,7 +365,7 @@ def _root(uid: int, cwd: bytes, env: tuple[bytes, ...], ports: frozenset[int]) -
 
 
 class GatewaySteps:
-    """Steps of `start.prepare`: how a run is led to its model."""
+    """Steps of `Starting.prepare`: how a run is led to its model."""
 
     def __init__(self, gateways: Gateways, setups: SetupReader, background: Background) -> None:
         self._gateways = gateways
@@ -376,8 +374,9 @@ class GatewaySteps:
         """Of each root that waits for its setups, and of each user who waits for the gateway:
         requests are admitted in the order of their arrival."""
 
-    def read_setups(self, around: Surroundings) -> Awaitable[None] | None:
-        """Find out how the agent programs of a person's new tree are led to their models."""
+    def read_setups(self, around: Surroundings) -> Awaitable[TreeSetups] | None:
+        """Find out how the agent programs of a person's new tree are led to their models: set that,
+        or return what it becomes."""
         order, peer, gateways = around.order, around.peer, self._gateways
         if (
             around.caller is not None
@@ -387,15 +386,13 @@ class GatewaySteps:
             return None
         root = _root(peer.uid, order.cwd, tuple(order.env), gateways.all_ports)
         # an agent program calls its model at once: what was found a moment ago may be old by now
-        known = None if _is_agent(order) else self._setups.known(root)
+        is_agent = order.agent is not None or _is_agent(tuple(order.argv[:8]))
+        known = None if is_agent else self._setups.known(root)
         if known is None or not self._line.is_empty(root):
-            return self._read_setups(around, root)
+            around.waits()
+            return self._line.wait(root, partial(self._setups.read, root))
         around.setups = known
         return None
-
-    async def _read_setups(self, around: Surroundings, root: Root) -> None:
-        around.waits()
-        around.setups = await self._line.wait(root, partial(self._setups.read, root))
 
     def decide(self, p: Prepared, around: Surroundings) -> None:
         """Decide whether the run uses the gateway. What is in a run that uses it may not leave it,
@@ -450,7 +447,9 @@ class GatewaySteps:
         if p.command.resume_argv:
             resumed = replace(p.command, argv=p.command.resume_argv)
             p.command.resume_argv = lead(resumed).argv
-        p.command.argv, p.command.env, p.parts.direct = lead(p.command, explicit=around.explicit)
+        p.command.argv, p.command.env, p.parts.direct = lead(
+            p.command, explicit=bool(around.order.gateway)
+        )
 
     def own_command(self, around: Surroundings, run: Live) -> list[bytes]:
         """Return the command of a run's own program, which starts it in place of a shim. Raise
@@ -469,7 +468,7 @@ class GatewaySteps:
         gateways, uid = self._gateways, around.peer.uid
         if not p.parts.gateway:
             return None
-        if around.caller is None and (around.explicit or gateways.always):
+        if around.caller is None and (around.order.gateway or gateways.always):
             serving = gateways.start_for_run(uid)
             if serving.known and self._line.is_empty(uid):
                 return None

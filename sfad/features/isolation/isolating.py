@@ -92,7 +92,7 @@ class Isolating:
         ]
 
     def isolate(self, p: Prepared, around: Surroundings) -> None:
-        """A step of `start.prepare`: decide what the run's sandbox has."""
+        """A step of `Starting.prepare`: decide what the run's sandbox has."""
         try:
             p.parts.decide(ISOLATION, self._decided(p, around))
         except IsolationImpossible as error:

@@ -49,7 +49,7 @@ async def spawn(asker: Asker, request: Spawn, session: SessionAsked | None = Non
     `OSError`."""
     descriptors = _take_descriptors(asker, request)
     try:
-        if _answered_again(asker, request):
+        if request.key is not None and _answered_again(asker, request):
             return
         runtime, around = asker.runtime, _around(asker, request, session)
         if around.caller is not None:
@@ -64,7 +64,7 @@ async def spawn(asker: Asker, request: Spawn, session: SessionAsked | None = Non
             if not asker.still_wanted() or _answered_again(asker, request):
                 return  # the same request came twice, and the other one was faster
             raise error if isinstance(error, RequestError) else bad_request(str(error)) from None
-        if not asker.still_wanted():
+        if asker.is_aside and not asker.still_wanted():
             return
         if request.watch:
             check_watch_share(asker)
