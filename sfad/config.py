@@ -22,7 +22,6 @@ import msgspec
 from msgspec import Meta, Struct
 
 from .config_values import (
-    AGENT,
     COMMAND,
     COUNT,
     GROUP,
@@ -42,7 +41,7 @@ from .core.state.policy import DURATION, Invalid, Policy
 from .feature import Section
 from .features.listed import FEATURES
 from .protocol.kinds import KINDS
-from .protocol.known import AGENTS, KNOWN_PROGRAMS, METERS
+from .protocol.known import KNOWN_PROGRAMS, METERS
 from .protocol.limits import parse_limit
 from .protocol.messages import Setting
 from .protocol.paths import is_systems, state_dir, xdg
@@ -201,7 +200,6 @@ class SessionsConfig(Struct, frozen=True, kw_only=True):
     enabled: bool = True
     default_timeout_minutes: Annotated[float, Meta(gt=0)] = 5.0
     max_timeout_minutes: Annotated[float, Meta(gt=0)] = 10.0
-    sync_timeout_seconds: Annotated[float, Meta(ge=1, le=86400)] = 120.0
     max_concurrent_per_user: Annotated[int, Meta(ge=1, le=10_000)] = 3
     max_concurrent_global: Annotated[int, Meta(ge=1, le=10_000)] = 10
     archive_ttl_minutes: Annotated[float, Meta(ge=1, le=3650 * 1440)] = 60.0
@@ -209,7 +207,6 @@ class SessionsConfig(Struct, frozen=True, kw_only=True):
     default_token_budget: Annotated[int, Meta(ge=1, extra=COUNT)] = 50_000
     max_token_budget: Annotated[int, Meta(ge=1, extra=COUNT)] = 200_000
     cleanup_interval_seconds: Annotated[float, Meta(ge=1, le=31 * 86400)] = 60.0
-    default_agent: Annotated[str, Meta(max_length=64, extra=AGENT)] | None = None
     spawn_rate_limit: SpawnRateLimit = SpawnRateLimit()
 
 
@@ -380,7 +377,7 @@ def understand(contents: Sequence[tuple[Path, bytes]], strongest: Path | None) -
         config = _build(Whole, found, "")
     _check_together(config, found.values)
     _check_agents(config, found)
-    _check_default_agent(config, found)
+    _check_sections(config, found)
     settings = [
         Setting(
             key=key,
@@ -623,14 +620,12 @@ def _check_agents(config: Configuration, found: _FileValues) -> None:
             ) from error
 
 
-def _check_default_agent(config: Configuration, found: _FileValues) -> None:
-    agent = config.sessions.default_agent
-    known = [*config.agents, *AGENTS]
-    if agent is not None and agent not in known:
-        path = found.values["sessions.default_agent"][0]
-        raise _bad_value(
-            path, "sessions.default_agent", agent, f"one of {', '.join(dict.fromkeys(known))}"
-        )
+def _check_sections(config: Configuration, found: _FileValues) -> None:
+    for section in SECTIONS:
+        for name, expected in section.check(config) if section.check is not None else ():
+            key = f"{section.key}.{name}"
+            path, value = found.values[key]
+            raise _bad_value(path, key, value, expected)
 
 
 def _check_either(

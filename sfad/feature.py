@@ -5,7 +5,7 @@ does in a daemon is in other modules, which are loaded when its section of the c
 request asks for it, or when an earlier daemon has saved something of it (`daemon.loop.seam`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -24,6 +24,9 @@ class Section(NamedTuple):
     that the heart has, the structs' fields have defaults. A struct may have `EITHER`: pairs of its
     keys of which one may be set, and why in words; and one with such names `NAMES`: a regular
     expression for these, and what they may be in words."""
+    check: Callable[[Any], Iterable[tuple[str, str]]] | None = None
+    """Given the whole config, returns keys of this section that have a wrong value because of
+    another section, and what is allowed in words."""
     array: bool = False
     """A dictionary that is an array of tables in a file, `[[key]]`, each with its `name`."""
     at_start: bool = False

@@ -16,6 +16,7 @@ NAMES = (
     "shims",  # stand-ins for agent programs, which start them as child runs
     "isolation",  # sandboxes
     "worktrees",  # of git, which sandboxes show
+    "session",  # runs that a model starts, in its shell or over MCP
     "gateway",  # what agents' model calls pass through, and other hosts that a run may reach
     "fleet",  # runs on other machines, and files that are sent with them
 )

@@ -45,16 +45,14 @@ POSITIONS = {
 
 OF_ADMINS = {"config", "reload"}
 OF_PEOPLE = {"approve", "deny", "prune", "reload"}
-UNBOUND = {"hello", "select", "session_rights"}
+UNBOUND = {"hello", "select"}
 """What no `--deny` takes away."""
 WITH = {
     "info": {"recall"},
     "logs": {"read_output", "text", "transcript"},
     "list": {"watch_runs"},
-    "spawn": {"start_session"},
 }
 """What a verb takes along where it is denied."""
-STARTS = {"spawn", "start_session"}
 
 
 @pytest.mark.parametrize("user", USERS)
@@ -66,7 +64,7 @@ def test_users_positions_and_verbs(user: str, position: str) -> None:
         refused = verb in OF_ADMINS and user not in SUPER
         if permissions is not None:
             refused |= verb in OF_PEOPLE
-            refused |= verb in STARTS and permissions.leaf
+            refused |= verb == "spawn" and permissions.leaf
             refused |= position == "denied" and verb not in UNBOUND
         assert (
             why_verb_refused(peer, verb, permissions or FULL, ALL_USERS) is not None

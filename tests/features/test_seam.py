@@ -20,6 +20,8 @@ from tests.tiers import first, variant
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```python\n# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LIST = Path("sfad/features/listed.py")
+VERBS = {"session": ("mcp",)}
+"""Verbs that are not called like their feature."""
 
 
 class Copy:
@@ -51,7 +53,10 @@ class Copy:
         assert len(lines) - len(kept) == 1
         (self.tree / LIST).write_text("".join(kept))
         for module in (self.tree / "sfactl").rglob("*.py"):
-            verb = module == self.tree / f"sfactl/commands/{feature}.py"
+            verb = module.parent.name == "commands" and module.stem in (
+                feature,
+                *VERBS.get(feature, ()),
+            )
             if f"from sfad.features.{feature}" in module.read_text() or verb:
                 module.unlink()
 

@@ -35,6 +35,8 @@ class Access:
     """The verbs that use it, for a message; itself where this is empty."""
     scope: Literal["one", "many", "none"] = "one"
     """Whether it is about one run, or several, in the caller's scope. `none`: about no run."""
+    checked_later: bool = False
+    """What answers it, or the core, checks that the peer may use it. Only of verbs of features."""
 
 
 _ONE = Access()
@@ -68,11 +70,9 @@ TABLE: Mapping[str, Access] = MappingProxyType({
     # it asks for the verb that it selects runs for
     "select": Access(narrowed_by=None, scope="many"),
     "send": _ONE,
-    "session_rights": Access(narrowed_by=None, scope="none"),
     "settle": _ONE,
     "signal": _ONE,
     "spawn": Access(leaf=False, scope="none"),
-    "start_session": Access(leaf=False, narrowed_by="spawn", scope="none"),
     "status": _MANY,
     "stop": _MANY,
     "summary": _MANY,
@@ -261,7 +261,7 @@ def _why_refused_inside(
 
 def why_sessions_refused(peer: Peer, permissions: Permissions, rules: AccessRules) -> str | None:
     """Return why the peer may neither start sessions nor stop them, or `None`."""
-    refused = why_verb_refused(peer, "start_session", permissions, rules)
+    refused = why_verb_refused(peer, "spawn", permissions, rules)
     if refused is None and peer.run is not None and not permissions.sessions:
         return (
             f"run {peer.run} is a subagent: sessions are for the main agent, "

@@ -73,7 +73,7 @@ class _Known:
 
 class Starting:
     """Four doors lead here: a client's request (`server.verbs.starting`), a session's tool
-    (`server.verbs.sessions`), a lost run that is continued (`server.lost_runs`), and a run that
+    (`features.session`), a lost run that is continued (`server.lost_runs`), and a run that
     was to execute on another machine (`Heart.prepare`)."""
 
     def __init__(

@@ -95,8 +95,11 @@ class Dispatcher:
 
     def _of_feature(self, kind: type[m.Request]) -> Verb | None:
         """Return the verb of a feature, whose part is loaded now if it was not before."""
-        answer = self._services.runtime.parts.answer(kind)
-        return Verb(answer, m.tag(kind), about_run=False) if answer is not None else None
+        runtime, tag = self._services.runtime, m.tag(kind)
+        if (answer := runtime.parts.answer(kind)) is None:
+            return None
+        later = runtime.machine.policy.access.features[tag].checked_later
+        return Verb(answer, None if later else tag, about_run=False)
 
     async def _rest(self, asker: Asker, request: m.Request, answering: Answering) -> None:
         """Do what is left of a verb that may have to wait."""

@@ -2,7 +2,6 @@
 
 `base`        what every message has; the handshake, and the replies that many requests have
 `starting`    starting a run
-`sessions`    sessions
 `steering`    stopping runs, pausing them, changing their limits, writing to them
 `use`         what runs use: reports and reservations
 `summary`     how runs ended and what they used

@@ -4,7 +4,6 @@ Importing this package loads each file, which registers its functions (see
 `sfad.daemon.server.asker`).
 
 `starting`   `spawn`
-`sessions`   `start_session`, `session_rights`
 `recalling`  `recall`: what a run was started with
 `steering`   `stop`, `pause`, `resume`, `limit`, `approve`, `deny`, `signal`, `send`, and which runs
              a command line means

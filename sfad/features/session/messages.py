@@ -1,9 +1,9 @@
-"""Sessions: runs of registered agents that an agent starts."""
+"""The requests of `sfactl session` and of tools, and their replies."""
 
 from __future__ import annotations
 
-from ..types import Action, Claim, Limit, RunId, Worktree
-from .base import Reply, Request
+from ...protocol.requests.base import Reply, Request
+from ...protocol.types import Action, Claim, Limit, RunId, Worktree
 
 
 class StartSession(Request, tag="start_session"):
@@ -64,22 +64,3 @@ class SessionRules(Reply, tag="session_rules"):
     """Why it may neither start nor stop sessions; `None` if it may."""
     default_agent: str | None = None
     """The agent of a session that names none."""
-
-
-class Transcript(Request, tag="transcript"):
-    """Return a run's events and the newest lines of its output, made safe for a language model. It
-    needs the permission for `logs`. Answered by `TranscriptText`."""
-
-    repeats = 1
-
-    run: str
-    tail: int = 100
-    """Lines, 1 to 2 000."""
-
-
-class TranscriptText(Reply, tag="transcript_text"):
-    run: RunId
-    text: str
-    """A block that marks it as data; at most 64 KiB of lines."""
-    truncated: bool
-    """Only the newest part is there."""

@@ -1,10 +1,19 @@
-"""Sessions: `start_session`, and what the peer may do with them, `session_rights`."""
+"""What a daemon does of this: `start_session`, and what the peer may do with sessions,
+`session_rights`."""
 
-from ....core.state.request import SessionAsked
-from ....protocol.errors import bad_request, check_limits, check_most
-from ....protocol.messages import Continuation, SessionRights, SessionRules, Spawn, StartSession
-from ..asker import Asker, answers
-from .starting import spawn
+from ...core.state.request import SessionAsked
+from ...daemon.loop.seam import Heart, Part
+from ...daemon.server.asker import Asker
+from ...daemon.server.verbs.starting import spawn
+from ...protocol.errors import bad_request, check_limits, check_most
+from ...protocol.messages import Continuation, Spawn
+from .feature import SECTION, SessionsConfig
+from .messages import SessionRights, SessionRules, StartSession
+
+
+def part(_: Heart) -> Part:
+    return Part(verbs={StartSession: start_session, SessionRights: session_rights})
+
 
 # ---- `start_session`: start a registered agent with a task, under `[sessions]`. The guard decides
 # whether the peer may.
@@ -15,7 +24,6 @@ MAX_TEXT = 120_000
 command adds to it."""
 
 
-@answers(StartSession, checked_later=True)
 async def start_session(asker: Asker, request: StartSession) -> None:
     runtime = asker.runtime
     texts = {
@@ -35,7 +43,7 @@ async def start_session(asker: Asker, request: StartSession) -> None:
     if request.continues is not None:
         await spawn(asker, _spawn(request, None, {}), SessionAsked(limits))
         return
-    agent = request.agent or runtime.config.sessions.default_agent
+    agent = request.agent or runtime.config.section(SECTION, SessionsConfig).default_agent
     if agent is None:
         key = runtime.machine.policy.where_set("sessions.default_agent")
         raise bad_request(
@@ -77,10 +85,10 @@ def _spawn(request: StartSession, agent: str | None, placeholders: dict[str, str
 # ---- `session_rights`: what the peer may do with sessions
 
 
-@answers(SessionRights, checked_later=True)
 def session_rights(asker: Asker, _request: SessionRights) -> None:
     runtime = asker.runtime
-    rules, config = runtime.machine.policy.sessions, runtime.config.sessions
+    rules = runtime.machine.policy.sessions
+    config = runtime.config.section(SECTION, SessionsConfig)
     refused = runtime.machine.why_sessions_refused(asker.peer)
     if refused is None and not rules.enabled:
         refused = (
