@@ -27,7 +27,6 @@ from .config_values import (
     GROUP,
     LIMITS,
     NAME_MAX,
-    NAMES,
     PATH,
     SIZE,
     TEXT,
@@ -37,10 +36,19 @@ from .config_values import (
 )  # fmt: skip
 from .core.state.limits import check_range
 from .core.state.naming import NAME, is_name
-from .core.state.policy import DURATION, Invalid, Policy
+from .core.state.policy import (
+    DURATION,
+    AttemptsConfig,
+    GuardConfig,
+    Invalid,
+    LimitsConfig,
+    Policy,
+    QuotasConfig,
+    SessionsConfig,
+    StopConfig,
+)
 from .feature import Section
 from .features.listed import FEATURES
-from .protocol.kinds import KINDS
 from .protocol.known import KNOWN_PROGRAMS, METERS
 from .protocol.limits import parse_limit
 from .protocol.messages import Setting
@@ -66,23 +74,6 @@ class ConfigError(Exception):
     allowed."""
 
 
-class GuardConfig(Struct, frozen=True, kw_only=True):
-    max_depth: Annotated[int, Meta(ge=1, le=1000)] = 5
-    max_descendants: Annotated[int, Meta(ge=1, le=1_000_000)] = 64
-    depth_ceiling: Annotated[int, Meta(ge=1, le=1000)] = 32
-    descendants_ceiling: Annotated[int, Meta(ge=1, le=1_000_000)] = 1024
-    allow_detach: bool = False
-    unadmitted: Literal["warn", "terminate", "off"] = "warn"
-    """What follows if an agent program is started within a run without asking the daemon."""
-    unnamed: Literal["child", "loop"] = "child"
-    """What a program is that an automatic shim starts below a run of the same program: no one gave
-    it a name."""
-    agent_programs: tuple[
-        Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$", extra=NAMES)], ...
-    ] = ()
-    """Agent programs beside the built-in ones, by the names that they have for the guard."""
-
-
 class DefaultsConfig(Struct, frozen=True, kw_only=True):
     timeout: Annotated[float, Meta(ge=1, extra=DURATION)] = 120.0
     program_profile: Literal["coding-agent", "off"] = "coding-agent"
@@ -100,35 +91,8 @@ class DefaultsConfig(Struct, frozen=True, kw_only=True):
     """Cores; the kernel accepts no less than 1 ms of every 100 ms (`cpu.max`)."""
 
 
-class LimitsConfig(Struct, frozen=True, kw_only=True):
-    max_time: Annotated[float, Meta(ge=1, le=31 * 86400, extra=DURATION)] = 3600.0
-    max_turns: Annotated[int, Meta(ge=1, le=1_000_000)] = 100
-    max_cost: Annotated[float, Meta(ge=0.01, le=1_000_000)] = 100.0
-    max_output: Annotated[int, Meta(ge=64 * 1024, extra=SIZE)] = 1024**3
-    nearing: Annotated[float, Meta(gt=0, lt=1)] = 0.8
-    repeats: Annotated[int, Meta(ge=2, le=1_000_000)] = 10
-    """Equal tool calls in a row."""
-    pause_max: Annotated[float, Meta(ge=1, le=31 * 86400, extra=DURATION)] = 86400.0
-    approval_timeout: Annotated[float, Meta(ge=1, le=31 * 86400, extra=DURATION)] = 600.0
-
-
-class StopConfig(Struct, frozen=True, kw_only=True):
-    grace: Annotated[float, Meta(ge=0, le=60, extra=DURATION)] = 5.0
-    polite: Annotated[float, Meta(ge=0, le=60, extra=DURATION)] = 1.0
-    kill_wait: Annotated[float, Meta(ge=0.1, le=600, extra=DURATION)] = 10.0
-    result_wait: Annotated[float, Meta(ge=0, le=3600, extra=DURATION)] = 30.0
-
-
 class ProgramConfig(Struct, frozen=True, kw_only=True):
     stop: Literal["SIGINT-main", "SIGTERM"]
-
-
-class QuotasConfig(Struct, frozen=True, kw_only=True):
-    trees_per_user: Annotated[int, Meta(ge=1, le=100_000)] = 32
-    trees: Annotated[int, Meta(ge=1, le=100_000)] = 64
-    queued_per_user: Annotated[int, Meta(ge=0, le=100_000)] = 1000
-    """Trees of one user that may wait: for a slot, or for other runs."""
-    spawns_per_hour: Annotated[int, Meta(ge=1, le=1_000_000)] = 600
 
 
 class GroupConfig(Struct, frozen=True, kw_only=True):
@@ -138,11 +102,6 @@ class GroupConfig(Struct, frozen=True, kw_only=True):
     )
     slots: Annotated[int, Meta(ge=1, le=100_000)]
     """Trees of the group that a user may have at once."""
-
-
-class AttemptsConfig(Struct, frozen=True, kw_only=True):
-    delay: Annotated[float, Meta(ge=0, le=3600, extra=DURATION)] = 1.0
-    delay_max: Annotated[float, Meta(ge=0, le=86400, extra=DURATION)] = 60.0
 
 
 class ServiceConfig(Struct, frozen=True, kw_only=True):
@@ -189,25 +148,6 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
     """What follows if a run calls its model around the gateway, or an agent program in any run
     hands work to a server of its own outside of the tree. `auto`: `terminate` where a person has
     set a limit of money or tokens, else `warn`."""
-
-
-class SpawnRateLimit(Struct, frozen=True, kw_only=True):
-    max_requests: Annotated[int, Meta(ge=1, le=100_000)] = 10
-    window_seconds: Annotated[float, Meta(ge=1, le=31 * 86400)] = 3600.0
-
-
-class SessionsConfig(Struct, frozen=True, kw_only=True):
-    enabled: bool = True
-    default_timeout_minutes: Annotated[float, Meta(gt=0)] = 5.0
-    max_timeout_minutes: Annotated[float, Meta(gt=0)] = 10.0
-    max_concurrent_per_user: Annotated[int, Meta(ge=1, le=10_000)] = 3
-    max_concurrent_global: Annotated[int, Meta(ge=1, le=10_000)] = 10
-    archive_ttl_minutes: Annotated[float, Meta(ge=1, le=3650 * 1440)] = 60.0
-    max_tool_calls_per_run: Annotated[int, Meta(ge=1, le=1_000_000)] = 25
-    default_token_budget: Annotated[int, Meta(ge=1, extra=COUNT)] = 50_000
-    max_token_budget: Annotated[int, Meta(ge=1, extra=COUNT)] = 200_000
-    cleanup_interval_seconds: Annotated[float, Meta(ge=1, le=31 * 86400)] = 60.0
-    spawn_rate_limit: SpawnRateLimit = SpawnRateLimit()
 
 
 if TYPE_CHECKING:
@@ -604,8 +544,7 @@ def _check_together(config: Configuration, origins: Mapping[str, tuple[Path, Any
 
 
 def _check_agents(config: Configuration, found: _FileValues) -> None:
-    most = {spec.most: getattr(config.limits, spec.most) for spec in KINDS.values() if spec.most}
-    ranges = Policy(**most)
+    ranges = Policy(limits=config.limits)
     for name, agent in config.agents.items():
         key = entry_key("agents", name)
         if not is_name(name):

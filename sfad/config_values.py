@@ -14,6 +14,9 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta
 
+from .core.state.policy import COUNT as COUNT
+from .core.state.policy import NAMES as NAMES
+from .core.state.policy import SIZE as SIZE
 from .protocol.texts import units
 
 
@@ -33,15 +36,12 @@ class Form(NamedTuple):
 OFF = "off"
 """The value for "no limit", where the field may be `None`."""
 
-SIZE = {"unit": "size"}
-COUNT = {"unit": "count"}
 PERCENT = {"unit": "percent"}
 PATH = {"unit": "path"}
 TEXT = {"unit": "text"}
 COMMAND = {"unit": "command"}
 LIMITS = {"unit": "limits"}
 URL = {"unit": "url"}
-NAMES = {"unit": "names"}
 VARIABLE = {"unit": "variable"}
 AGENT = {"unit": "agent"}
 GROUP = {"unit": "group"}

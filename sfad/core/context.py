@@ -102,7 +102,9 @@ class Context:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.tree = Tree()
-        self.slots = Slots(per_user=policy.trees_per_user, total=policy.trees, groups=policy.groups)
+        self.slots = Slots(
+            per_user=policy.quotas.trees_per_user, total=policy.quotas.trees, groups=policy.groups
+        )
         self.draining = False
         """Nothing starts any more, because the daemon was told to end."""
         self._event_rate = EventRate()
@@ -135,7 +137,9 @@ class Context:
     def reconfigure(self, policy: Policy) -> None:
         """Decide by other numbers from now on. Admitted runs keep their own bounds."""
         self.policy = policy
-        self.slots.resize(per_user=policy.trees_per_user, total=policy.trees, groups=policy.groups)
+        self.slots.resize(
+            per_user=policy.quotas.trees_per_user, total=policy.quotas.trees, groups=policy.groups
+        )
 
     def drain(self) -> None:
         self.draining = True
@@ -281,5 +285,5 @@ class Context:
 def grace_of(run: Run, policy: Policy, requested: float | None = None) -> float:
     """Return the seconds between signal and SIGKILL: as requested now, as the run asked, or as
     configured."""
-    own = run.asked.terms.grace if run.asked.terms.grace is not None else policy.grace
+    own = run.asked.terms.grace if run.asked.terms.grace is not None else policy.stop.grace
     return own if requested is None else requested

@@ -67,7 +67,7 @@ def test_a_queued_run_that_nothing_else_holds_waits_for_the_ledger() -> None:
 
 
 def test_a_retry_tells_its_time() -> None:
-    t = Transcript(retry_delay=8.0)
+    t = Transcript(delay=8.0)
     a = t.start("a", attempts=3)
     (t >> t.later(2).exited(a, 1, empty=False)).skip()
     (clears,) = holds(t, a)
@@ -87,7 +87,7 @@ def test_a_retry_tells_its_time() -> None:
 
 def test_a_retry_whose_delay_is_over_tells_of_no_time_that_is_past() -> None:
     """The run above it is paused, so its next attempt waits for that alone."""
-    t = Transcript(retry_delay=8.0)
+    t = Transcript(delay=8.0)
     top = t.start("top")
     kid = t.start("kid", peer=inside(top), attempts=3)
     (t >> t.exited(kid, 1, empty=False)).skip()

@@ -48,6 +48,7 @@ from sfad.protocol.types import (
 )
 from tests.core.asking import asked_for
 from tests.core.holding import check_holds
+from tests.core.policies import policy as policy_with
 
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
 ANN = Peer(1000, "ann")
@@ -141,7 +142,7 @@ class Transcript:
             "calls": calls,
         }  # fmt: skip
         """Those of features in the core."""
-        self.machine = Machine(policy or Policy(**numbers), **self.halves)
+        self.machine = Machine(policy or policy_with(**numbers), **self.halves)
         self.machine.purses()
         self.charged: dict[str, float] = {}
         """What was charged in USD, beside the accounts of runs."""

@@ -277,11 +277,11 @@ class Admission:
 
     def reconfigure(self) -> None:
         for rate in self._rates.values():
-            rate.limit = self._ctx.policy.spawns_per_hour
+            rate.limit = self._ctx.policy.quotas.spawns_per_hour
         for rate in self._session_rates.values():
             rate.limit, rate.span = (
-                self._ctx.policy.sessions.starts,
-                self._ctx.policy.sessions.window,
+                self._ctx.policy.sessions.spawn_rate_limit.max_requests,
+                self._ctx.policy.sessions.spawn_rate_limit.window_seconds,
             )
 
     def spawn_requested(self, ev: e.SpawnRequested) -> None:
@@ -374,22 +374,32 @@ class Admission:
                 QuotaUse(f"groups.{group}.slots", slots.group_count(user, group), most)
                 for group, most in slots.groups.items()
             ),
-            QuotaUse("quotas.queued_per_user", slots.queued_of(user), policy.queued_per_user),
-            _use_of(self._rates.get(user), "quotas.spawns_per_hour", policy.spawns_per_hour, at),
-            QuotaUse("sessions.max_concurrent_per_user", live, sessions.per_user),
+            QuotaUse(
+                "quotas.queued_per_user", slots.queued_of(user), policy.quotas.queued_per_user
+            ),
             _use_of(
-                self._session_rates.get(user), "sessions.spawn_rate_limit", sessions.starts, at
+                self._rates.get(user), "quotas.spawns_per_hour", policy.quotas.spawns_per_hour, at
+            ),
+            QuotaUse("sessions.max_concurrent_per_user", live, sessions.max_concurrent_per_user),
+            _use_of(
+                self._session_rates.get(user),
+                "sessions.spawn_rate_limit",
+                sessions.spawn_rate_limit.max_requests,
+                at,
             ),
         ]
 
     def _rate(self, user: str) -> SlidingRate:
         if (found := self._rates.get(user)) is None:
-            found = self._rates[user] = SlidingRate(self._ctx.policy.spawns_per_hour, HOUR)
+            found = self._rates[user] = SlidingRate(self._ctx.policy.quotas.spawns_per_hour, HOUR)
         return found
 
     def _session_rate(self, user: str) -> SlidingRate:
         rules = self._ctx.policy.sessions
-        return self._session_rates.setdefault(user, SlidingRate(rules.starts, rules.window))
+        return self._session_rates.setdefault(
+            user,
+            SlidingRate(rules.spawn_rate_limit.max_requests, rules.spawn_rate_limit.window_seconds),
+        )
 
     def session_started_before(self, user: str, at: float) -> None:
         """Count a session that an earlier daemon admitted against its rate. The oldest has to come

@@ -100,8 +100,8 @@ def _lowered(asked: Limit, given: Limit) -> Lowered:
 
 def _caps(policy: Policy) -> dict[LimitKind, _Cap]:
     rules = policy.sessions
-    time = min(rules.max_time, policy.max_time)
-    turns = min(rules.max_turns, policy.max_turns)
+    time = min(rules.max_time, policy.limits.max_time)
+    turns = min(rules.max_tool_calls_per_run, policy.limits.max_turns)
     return {
         LimitKind.TIME: _Cap(
             min(rules.default_time, time),
@@ -113,9 +113,9 @@ def _caps(policy: Policy) -> dict[LimitKind, _Cap]:
             turns, "sessions.max_tool_calls_per_run", turns, "sessions.max_tool_calls_per_run"
         ),
         LimitKind.TOKENS: _Cap(
-            min(rules.default_tokens, rules.max_tokens),
+            min(rules.default_token_budget, rules.max_token_budget),
             "sessions.default_token_budget",
-            rules.max_tokens,
+            rules.max_token_budget,
             "sessions.max_token_budget",
             lowers=True,
         ),
@@ -233,7 +233,7 @@ def candidate(
             terms.max_depth,
             above.birth.max_depth if above else None,
             policy.max_depth,
-            policy.depth_ceiling,
+            policy.guard.depth_ceiling,
             "depth",
         ),
         # each run has a bound of its own; the guard asks the ancestors' one by one
@@ -243,7 +243,7 @@ def candidate(
             terms.max_descendants,
             above.birth.max_descendants if above else None,
             policy.max_descendants,
-            policy.descendants_ceiling,
+            policy.guard.descendants_ceiling,
             "descendants",
         ),
         # the peer's, not the parent's: to detach is no way out of them
@@ -264,7 +264,7 @@ def candidate(
     state = State(
         Status.ACCEPTED,
         limits,
-        policy.max_time,
+        policy.limits.max_time,
         Attempt(0),
         tied_to=asked.tied_to,
         admit_token=ev.token,
@@ -338,8 +338,8 @@ def _check_grant(grant: Grant, ev: SpawnRequested, policy: Policy) -> None:
             "s was over"
         )
     for value, ceiling, what in (
-        (grant.max_depth, policy.depth_ceiling, "depth"),
-        (grant.descendants, policy.descendants_ceiling, "descendants"),
+        (grant.max_depth, policy.guard.depth_ceiling, "depth"),
+        (grant.descendants, policy.guard.descendants_ceiling, "descendants"),
     ):
         if not 0 <= value <= ceiling:
             raise Invalid(

@@ -226,9 +226,9 @@ class AttemptTracker:
         first = (
             run.asked.retries.retry_delay
             if run.asked.retries.retry_delay is not None
-            else policy.retry_delay
+            else policy.attempts.delay
         )
-        wait = backoff(run.id, run.attempt, first=first, cap=max(policy.retry_delay_max, first))
+        wait = backoff(run.id, run.attempt, first=first, cap=max(policy.attempts.delay_max, first))
         run.retry_at = at + wait
         self._ctx.changed(run)
         self._ctx.arm(run, Timer.RETRY, run.retry_at)
@@ -271,7 +271,7 @@ class AttemptTracker:
     def await_exit(self, run: Run, at: float) -> None:
         """Give an agent that has printed its final result a while to exit."""
         if run.latest.said_finished and not run.asked.takes_input:
-            self._ctx.arm(run, Timer.RESULT, at + self._ctx.policy.result_wait)
+            self._ctx.arm(run, Timer.RESULT, at + self._ctx.policy.stop.result_wait)
 
     def call_ended(self, run: Run, end: EndCall, at: float) -> None:
         """Take note of how a call of the gateway ended."""
@@ -336,7 +336,7 @@ class AttemptTracker:
         }:
             return
         if run.status is not Status.RUNNING:
-            self._ctx.arm(run, Timer.RESULT, at + self._ctx.policy.result_wait)
+            self._ctx.arm(run, Timer.RESULT, at + self._ctx.policy.stop.result_wait)
             return
         if (
             latest.said_failed is not None
@@ -346,7 +346,7 @@ class AttemptTracker:
             self._retry(run, at)
             return
         outcome, said = _said(latest)
-        wait = f"{self._ctx.policy.result_wait:g} s"
+        wait = f"{self._ctx.policy.stop.result_wait:g} s"
         message = (
             f"the agent printed {said} and did not exit within {wait}; "
             "it was stopped (stop.result_wait)"

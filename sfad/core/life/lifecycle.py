@@ -74,7 +74,7 @@ class Lifecycle:
         time = run.limits.get(LimitKind.TIME)
         if time is None or time.over:
             return run.max_time
-        share = 1.0 if time.near else self._ctx.policy.nearing
+        share = 1.0 if time.near else self._ctx.policy.limits.nearing
         return min(time.limit.threshold * share, run.max_time)
 
     def halt_clock(self, run: Run, at: float) -> None:
@@ -136,7 +136,7 @@ class Lifecycle:
     def cancel_below(self, run: Run, at: float, ending: Ending | None) -> None:
         """Decide the end of all that is below a run. `ending`: how the run itself ends; `None` if
         only its attempt does."""
-        detached = ", or --detach" if self._ctx.policy.allow_detach else ""
+        detached = ", or --detach" if self._ctx.policy.guard.allow_detach else ""
         for each in run.subtree():
             by_itself = each is run and (ending is None or _by_itself(ending))
             ended = ending is not None and ending.outcome is Status.COMPLETED

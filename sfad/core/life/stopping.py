@@ -82,9 +82,9 @@ class Stopping:
         """Begin to empty the run's containment. `frozen`: what was paused in it; `None`: no program
         is given time of its own."""
         run.ladder = Ladder(
-            signal=signal, grace_ends_at=at + grace, kill_wait=self._ctx.policy.kill_wait
+            signal=signal, grace_ends_at=at + grace, kill_wait=self._ctx.policy.stop.kill_wait
         )
-        polite = min(self._ctx.policy.polite, grace)
+        polite = min(self._ctx.policy.stop.polite, grace)
         first = self._to_interrupt(run) if polite > 0 and frozen is not None else frozenset()
         if frozen is None or not first:
             self.terminate(run)

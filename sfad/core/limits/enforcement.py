@@ -136,7 +136,9 @@ class LimitHolds:
         freeze: bool = True,
     ) -> None:
         asks = active.action is Action.REQUEST_INCREASE
-        wait = self._ctx.policy.approval_timeout if asks else self._ctx.policy.pause_max
+        wait = (
+            self._ctx.policy.limits.approval_timeout if asks else self._ctx.policy.limits.pause_max
+        )
         if run.limit_hold is None and run.paused is not None and not run.resumes_itself:
             run.paused.by_hand = active.limit.kind is LimitKind.PLAN and not run.paused.suspended
         if run.limit_hold is None or asks:
@@ -168,7 +170,7 @@ class LimitHolds:
     def approval_due(self, run: Run, at: float) -> None:
         active = run.held_by
         if active is not None and active.action is Action.REQUEST_INCREASE:
-            seconds = self._ctx.policy.approval_timeout
+            seconds = self._ctx.policy.limits.approval_timeout
             self.end_held(
                 run,
                 active,
@@ -179,7 +181,7 @@ class LimitHolds:
     def pause_due(self, run: Run, at: float) -> None:
         """End a run that was not resumed in time. A run that only a purse, a subscription or its
         `plan` limit pauses waits for that, maybe until next month."""
-        paused, active, seconds = run.paused, run.held_by, self._ctx.policy.pause_max
+        paused, active, seconds = run.paused, run.held_by, self._ctx.policy.limits.pause_max
         if paused is None:
             return
         why = f"it was paused for {seconds:g} s (limits.pause_max)"
@@ -199,10 +201,10 @@ class LimitHolds:
         starts again."""
         policy, paused, hold, active = self._ctx.policy, run.paused, run.limit_hold, run.held_by
         if paused is not None:
-            paused.until = at + policy.pause_max if paused.until is None else paused.until
+            paused.until = at + policy.limits.pause_max if paused.until is None else paused.until
             self._ctx.arm(run, Timer.PAUSE_MAX, paused.until)
         if hold is not None and active is not None and active.action is Action.REQUEST_INCREASE:
-            hold.until = at + policy.approval_timeout if hold.until is None else hold.until
+            hold.until = at + policy.limits.approval_timeout if hold.until is None else hold.until
             self._ctx.arm(run, Timer.APPROVAL, hold.until)
 
 
@@ -273,7 +275,9 @@ class LimitEnforcement:
                 return  # and everything below it ends with it
             self._act_on(
                 limited,
-                list(all_crossings(limited.limits, limited.account, self._ctx.policy.nearing)),
+                list(
+                    all_crossings(limited.limits, limited.account, self._ctx.policy.limits.nearing)
+                ),
                 at,
             )
             if limited.limit_hold is not None:
@@ -290,7 +294,7 @@ class LimitEnforcement:
 
     def limits_changed(self, run: Run, kinds: set[LimitKind], at: float) -> None:
         """Compare the run's use with its changed limits, and its clock with its changed time."""
-        nearing = self._ctx.policy.nearing
+        nearing = self._ctx.policy.limits.nearing
         found = list(all_crossings(run.limits, run.account, nearing))
         if LimitKind.TIME in kinds:
             found += crossings(run.limits[LimitKind.TIME], run.clock.elapsed(at), nearing)
@@ -454,7 +458,9 @@ class LimitEnforcement:
         used = max(mark, run.clock.elapsed(at))
         self._act_on(
             run,
-            list(crossings(time, used, self._ctx.policy.nearing)) if time is not None else [],
+            list(crossings(time, used, self._ctx.policy.limits.nearing))
+            if time is not None
+            else [],
             at,
         )
         if used >= run.max_time and run.status is not Status.STOPPING and not run.status.terminal:

@@ -322,7 +322,7 @@ def most_of(kind: LimitKind, policy: Policy) -> float | None:
     key = KINDS[kind].most
     if KINDS[kind].unit == "%":
         return 100.0
-    most: float | None = getattr(policy, key) if key else None
+    most: float | None = getattr(policy.limits, key) if key else None
     return most
 
 

@@ -164,7 +164,10 @@ class Succession:
         """Count the spawns of the last hour, and the sessions: a restart of the daemon must not be
         a way around their rates."""
         now, at = wall_clock(), trio.current_time()
-        records, window = self.resources.ledger.records, self.machine.policy.sessions.window
+        records, window = (
+            self.resources.ledger.records,
+            self.machine.policy.sessions.spawn_rate_limit.window_seconds,
+        )
         for found, count in (
             (records.root_spawns(now - timedelta(seconds=HOUR)), self.machine.spawned_before),
             (

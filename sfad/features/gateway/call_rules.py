@@ -169,13 +169,13 @@ class Repeats:
             if streak is None or (streak.tool, streak.digest) != (name, digest):
                 run.streak = streak = Streak(name, digest)
             streak.count += 1
-            if streak.count >= self._ctx.policy.repeats and not streak.said:
+            if streak.count >= self._ctx.policy.limits.repeats and not streak.said:
                 streak.said = True
                 self._ctx.watch(run)
                 self._tell(run, Repetition(tool=name, count=streak.count))
 
     def _tell(self, run: Run, repetition: Repetition) -> None:
-        most = self._ctx.policy.repeats
+        most = self._ctx.policy.limits.repeats
         where = f" in {file}" if (file := self._ctx.policy.files.get("limits.repeats")) else ""
         message = f"{repetition.sentence} (limits.repeats{where} is {most})"
         event = Event(

@@ -103,8 +103,8 @@ def session_rights(asker: Asker, _request: SessionRights) -> None:
             sync_timeout_s=config.sync_timeout_seconds,
             default_timeout_s=rules.default_time,
             max_timeout_s=rules.max_time,
-            max_turns=rules.max_turns,
-            default_tokens=rules.default_tokens,
-            max_tokens=rules.max_tokens,
+            max_turns=rules.max_tool_calls_per_run,
+            default_tokens=rules.default_token_budget,
+            max_tokens=rules.max_token_budget,
         )
     )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sfad.core import events as e
-from sfad.core.state.policy import Policy
 from sfad.protocol.types import Event, Repetition, RunId, Status
+from tests.core.policies import policy
 
 from .transcript import Gated
 
@@ -44,5 +44,5 @@ def test_each_run_has_its_own_streak_and_the_bound_follows_the_config() -> None:
     for run in (a, b):
         assert replied(t, run, "Bash/1 Bash/1") == []
     assert replied(t, a, "Read/1 Read/1") == []
-    (t >> e.Reconfigured(t.at, Policy(repeats=2))).skip()
+    (t >> e.Reconfigured(t.at, policy(repeats=2))).skip()
     assert len(replied(t, a, "Read/1")) == 1

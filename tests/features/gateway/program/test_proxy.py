@@ -17,10 +17,11 @@ import brotli  # type: ignore[import-untyped]
 import pytest
 import trio
 
-from sfad.features.gateway.program import call_tally, exchange, http_connection
+from sfad.features.gateway.program import call_tally, exchange
 from sfad.features.gateway.program.apis.tokens import tokens_of
 from sfad.features.gateway.program.bodies import reading
 from sfad.features.gateway.program.upstreams import Upstream
+from sfad.host import http_connection
 from sfad.host.linux.callers import Caller, ConnectionTable
 from sfad.protocol.types import Tokens
 from tests.features.gateway.program.scripted import (
