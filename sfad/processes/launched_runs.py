@@ -7,11 +7,11 @@ import resource
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import cache
 from zlib import crc32
 
 import trio
+from msgspec import Struct, field
 
 from ..core.state.run import number_or_zero
 from ..protocol.types import RunId
@@ -94,8 +94,7 @@ def _command_in(first: int) -> int | None:
 # ---- Runs, and their marks
 
 
-@dataclass(slots=True)
-class MainProcess:
+class MainProcess(Struct):
     """A run's main process until it is reaped. `Mains` owns it."""
 
     pid: int
@@ -137,8 +136,7 @@ class MainProcess:
         return False
 
 
-@dataclass(slots=True, eq=False)
-class LaunchedRun:
+class LaunchedRun(Struct, eq=False):
     """A run between its first launch and its release."""
 
     id: RunId

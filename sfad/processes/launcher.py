@@ -6,10 +6,10 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import trio
+from msgspec import Struct, field
 
 from ..core.events import Event
 from ..protocol.types import RunId
@@ -67,8 +67,7 @@ Enforcement = Literal["kernel", "watching", "nothing"]
 and then or by binding them to CPUs; or not at all."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
+class Bounds(Struct, frozen=True):
     """What the kernel shall limit a run and its descendants to, where it can; `None` is no bound.
 
     A limit that only warns does not belong here. Where the kernel cannot, `sfad.usage.sampling`
@@ -98,8 +97,7 @@ def new_nonce() -> str:
     return _nonces.pop()
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchSpec:
+class LaunchSpec(Struct, frozen=True):
     """One attempt at a run's command. The descriptors stay the caller's; the launcher duplicates
     them."""
 
@@ -131,8 +129,7 @@ class LaunchSpec:
     daemon finds the run by it."""
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchRecord:
+class LaunchRecord(Struct, frozen=True):
     """What is saved of a launched run, to find it again: after the death of the daemon that
     launched it, or after that daemon's re-exec."""
 
@@ -154,8 +151,7 @@ class LaunchRecord:
     """Whether the main process keeps the command in a sandbox."""
 
 
-@dataclass(frozen=True, slots=True)
-class Adopted:
+class Adopted(Struct, frozen=True):
     """What there is of a run that was adopted."""
 
     pid: int | None
@@ -168,8 +164,7 @@ class Adopted:
     """Whether its launch is in flight: `LaunchSucceeded` or `LaunchFailed` will be reported."""
 
 
-@dataclass(frozen=True, slots=True)
-class Footprint:
+class Footprint(Struct, frozen=True):
     """What is in a run's containment now, child runs included."""
 
     processes: int

@@ -6,12 +6,12 @@ import os
 import resource
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import cache, partial
 from signal import SIGKILL
 from typing import Literal
 
 import trio
+from msgspec.structs import replace
 
 from ..core.events import Emptied, Frozen, Surveyed
 from ..protocol.types import RunId, Survivor

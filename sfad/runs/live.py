@@ -3,12 +3,11 @@ for it."""
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple, Self, TypeVar
 
 import trio
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from ..agents import SESSION_VARIABLES, AgentProgram, Reading
@@ -235,8 +234,7 @@ class SignsOfLife(NamedTuple):
     is_stopped: bool
 
 
-@dataclass(slots=True, eq=False)
-class Live:
+class Live(Struct, eq=False):
     """What the shell holds of a live run, beside the core's `Run`. It owns the descriptors in
     it."""
 

@@ -32,7 +32,7 @@ from ..state.policy import Invalid
 from ..state.quotas import HOUR, QuotaUse, SlidingRate
 from ..state.run import Ending, Run
 from ..state.vocabulary import ReasonKind
-from .candidate import candidate, limits_for
+from .candidate import Draft, candidate, draft, limits_for
 from .guard import MayStart, Question, first_refusal
 
 # ---- Runs that start when others have ended (`spawn --after`): whom each still waits for, and what
@@ -253,6 +253,9 @@ class Admission:
         self._may_start = may_start
         self._rates: dict[str, SlidingRate] = {}
         self._session_rates: dict[str, SlidingRate] = {}
+        self._made: Draft | None = None
+        """The last one of a request from outside of any run: equal requests have the same `Asked`
+        (`daemon.loop.starting`)."""
         self._refusals: dict[str, dict[str, _Refusals]] = {}
         """By caller and rule."""
         self.ready: dict[RunId, Run] = {}
@@ -286,14 +289,19 @@ class Admission:
 
     def spawn_requested(self, ev: e.SpawnRequested) -> None:
         caller = self._ctx.tree.get(ev.peer.run) if ev.peer.run is not None else None
+        made, policy = self._made, self._ctx.policy
         try:
-            run = candidate(
-                ev,
-                number=self._number,
-                policy=self._ctx.policy,
-                caller=caller,
-                permissions=self._ctx.permissions(ev.peer),
-            )
+            if (
+                made is None
+                or ev.asked is not made.asked
+                or ev.peer != made.peer
+                or policy is not made.policy
+            ):
+                rights = self._ctx.permissions(ev.peer)
+                made = draft(ev, policy=policy, caller=caller, rights=rights)
+                outside = ev.peer.run is None and ev.asked.grant is None
+                self._made = made if outside and not policy.learnt else None
+            run = candidate(made, ev, self._number)
             if run.asked.placing is not None:
                 if self._ctx.purses.postpones(run, ev):
                     return
@@ -442,7 +450,8 @@ class Admission:
         self._number += 1
         self.admitted += 1
         self._ctx.tree.add(run)
-        self._changed_above(run)
+        if run.ancestors:
+            self._changed_above(run)
         if run.remote is not None or run.lease is not None:
             self._ctx.elsewhere.admitted(run)
         if run.lease is None and run.parent is None:

@@ -165,6 +165,14 @@ def _permission(q: Question) -> Refusal | None:
     return q.refuse(Rule.PERMISSION, detail, detail, remedy)
 
 
+def _chain(q: Question) -> Refusal | None:
+    """Ask the rules that only a run can break which is called by others."""
+    birth = q.run.root.birth
+    if not q.run.ancestors and not birth.origin and not birth.claimed_depth:
+        return None  # as most
+    return _loop(q) or _depth(q) or _descendants(q)
+
+
 def _loop(q: Question) -> Refusal | None:
     if not q.run.ancestors and not q.run.birth.origin:
         return None
@@ -284,7 +292,10 @@ def _unreported_role(run: Run) -> tuple[str, Limit] | None:
 
 def _unenforceable(q: Question) -> Refusal | None:
     """Refuse a run with such a limit. Of one that is to be placed, only its node knows."""
-    found = unenforced(q.run) if q.run.remote is None else None
+    run = q.run
+    if run.parent is None and not run.asked.terms.limits and run.asked.grant is None:
+        return None  # nobody has typed any
+    found = unenforced(run) if run.remote is None else None
     if found is None:
         return None
     detail, limit = found
@@ -491,8 +502,7 @@ def _refuse_session(
 
 
 RULES: tuple[MayStart, ...] = (
-    _enabled, _permission, _loop, _depth, _descendants, _money, _unenforceable, _rate, _concurrency,
-    _window,
+    _enabled, _permission, _chain, _money, _unenforceable, _rate, _concurrency, _window,
 )  # fmt: skip
 """In this order, because what cannot be fixed is told before what waiting would fix."""
 

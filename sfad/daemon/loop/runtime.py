@@ -104,7 +104,7 @@ class Succession:
         for starting in (one.run for one in runs if one.starting):
             # not sooner: its time may come while ended runs are read, when the core does not know
             # it yet
-            self.launching.expect(starting)
+            self.launching.expect(starting, trio.current_time())
         for one in adoption.runs:
             if one.exited is not None:
                 self.launcher_events.arrived(one.exited)
@@ -272,9 +272,7 @@ class Runtime:
             self.machine.waiting_calls,
             self.machine.calls_under_way,
         )
-        self.announcer = Announcer(
-            resources, self.catalogue, self.watchers, self.status_text.outdated
-        )
+        self.announcer = Announcer(resources, self.catalogue, self.watchers, self.status_text)
         self.metering = Metering(
             feed=self.feed, publish=self.announcer.tell_of_run, milestone=self._reached,
             trouble=self.log.warning, output=self.output, launcher=self.launcher,

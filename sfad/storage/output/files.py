@@ -81,7 +81,8 @@ class OutputFiles:
     ) -> None:
         self.directory = directory
         self._say = say
-        self._prefix = f"{directory}/"
+        self._name, self._prefix = str(directory), f"{directory}/"
+        """To make text of a path takes two calls."""
         self._made: dict[RunId, dict[Suffix, Made]] = {}
         """The files that this daemon, or the one before for a run that was adopted, has made or
         opened for a run."""
@@ -115,10 +116,10 @@ class OutputFiles:
         owner may. No other user has a way into the directory."""
         run_number(run_id)  # raises for anything that is not an id, such as a path
         try:
-            directory = os.open(self.directory, _DIRECTORY)
+            directory = os.open(self._name, _DIRECTORY)
         except OSError:
             self.make_again()
-            directory = os.open(self.directory, _DIRECTORY)
+            directory = os.open(self._name, _DIRECTORY)
         try:
             descriptors = self._both(run_id, partial(self._open_to_write, directory))
         finally:
