@@ -7,6 +7,7 @@ takes no time if there is none.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as dataclass_replace
 from functools import lru_cache
@@ -658,6 +659,12 @@ class Run(State):
         return tuple(name for _, name in origin[-depth:]) if depth else ()
 
     @property
+    def names_elsewhere(self) -> Sequence[str]:
+        """Names of the runs above its root, on other nodes, root first."""
+        grant = self.root.asked.grant
+        return grant.names if grant is not None else ()
+
+    @property
     def granted(self) -> bool:
         """Whether its tree was granted by another node, which has charged all that it may use."""
         return self.root.lease is not None
@@ -667,6 +674,16 @@ class Run(State):
         """Whether the run, or one below it, was offered to another node and has not ended there."""
         return any(
             each.remote is not None and each.remote.node is not None for each in self.subtree()
+        )
+
+    @property
+    def waits_for_unreached(self) -> bool:
+        """Whether nothing of the run is alive here, and what is below it on other nodes does not
+        answer."""
+        emptied = any(above.ladder is not None and above.ladder.emptied for above in self.lineage)
+        return emptied and all(
+            each.remote is None or each.remote.node is None or bool(each.remote.unreached)
+            for each in self.subtree()
         )
 
     @property

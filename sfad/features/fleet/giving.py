@@ -5,6 +5,7 @@ sent. What it has not used comes back when its node tells its end, and only then
 told, the whole share stays used."""
 
 from dataclasses import dataclass
+from dataclasses import replace as dataclass_replace
 
 from msgspec.structs import replace
 
@@ -16,7 +17,7 @@ from ...core.life.attempts import AttemptTracker
 from ...core.life.lifecycle import Lifecycle
 from ...core.life.pausing import Pausing
 from ...core.life.spending import Spending
-from ...core.life.stopping import Stopping
+from ...core.life.stopping import Stopping, StopRequests
 from ...core.state.account import NOTHING, OpenReservation, Use
 from ...core.state.grants import Remote
 from ...core.state.limits import ActiveLimit
@@ -139,6 +140,7 @@ def grant_of(run: Run, node: str, stamp: str) -> Grant:
         if parent is root and root.asked.grant is not None
         else f"{node}/{parent.id}",
         chain=[*root.birth.origin, *(each.identity for each in run.ancestors)],
+        names=[*root.names_elsewhere, *(each.name for each in run.ancestors)],
         depth=len(run.ancestors) + root.birth.claimed_depth,
         max_depth=birth.max_depth.value,
         descendants=run.remote.descendants,
@@ -153,7 +155,8 @@ def grant_of(run: Run, node: str, stamp: str) -> Grant:
 def limits_to_send(run: Run, at: float) -> list[Limit]:
     """Return the limits that go with a grant. Its time is what it and the runs above it have
     left."""
-    found = [active.limit for active in run.limits.values()]
+    assert run.remote is not None
+    found = [_left(active, run.remote.used_before) for active in run.limits.values()]
     limits = [limit if KINDS[limit.kind].acts else replace(limit, action=None) for limit in found]
     left = [each.allowed_time - each.clock.elapsed(at) for each in run.lineage]
     time = run.limits.get(LimitKind.TIME)
@@ -169,6 +172,15 @@ def limits_to_send(run: Run, at: float) -> list[Limit]:
             )
         )
     return limits
+
+
+def _left(active: ActiveLimit, used_before: Use) -> Limit:
+    """Return a limit without what earlier attempts on other nodes are known to have used."""
+    limit, used = active.limit, used_before.of(active.limit.kind)
+    if not used or limit.kind not in _SHARED:
+        return limit
+    left = max(active.threshold - used, to_core(limit.kind, KINDS[limit.kind].least))
+    return replace(limit, threshold=to_wire(limit.kind, left))
 
 
 def wanted_of(run: Run, number: int, at: float) -> Wanted:
@@ -191,6 +203,7 @@ class Giving:
     _lifecycle: Lifecycle
     _spending: Spending
     _stopping: Stopping
+    _stop_requests: StopRequests
     _pausing: Pausing
     _attempts: AttemptTracker
 
@@ -215,7 +228,8 @@ class Giving:
         if remote.refunded or remote.reservation is None:
             return
         remote.refunded = True
-        self._spending.add_use(run, used, settled=remote.reservation)
+        self._spending.draw(run, remote.reservation, remote.used_before.plus(used))
+        self._spending.add_use(run, NOTHING, settled=remote.reservation)
         self._ctx.purses.changed = True
         run.admitted = admitted
         for above in run.ancestors:
@@ -301,7 +315,7 @@ class Giving:
         remote, state = run.remote, heard.state
         if remote is None or remote.node != heard.node:
             return
-        remote.heard_at = at
+        remote.heard_at, remote.unreached = at, ""
         if not remote.id:
             remote.id = state.id
             self._ctx.changed(run)
@@ -334,6 +348,30 @@ class Giving:
             self._ctx.save_and_record(run)
         if run.paused is not None and state.status is Status.PAUSED:
             self._pausing.frozen(run)
+
+    def used(self, run: Run, heard: h.GrantUsed) -> None:
+        """Show, and count, what the run has used: the rest of its share is only reserved."""
+        remote = run.remote
+        if (
+            remote is not None
+            and (remote.node, remote.id) == (heard.node, heard.id)
+            and remote.reservation is not None
+            and not remote.refunded
+        ):
+            self._spending.draw(run, remote.reservation, remote.used_before.plus(heard.used))
+
+    def late(self, run: Run, heard: h.GrantLate, at: float) -> None:
+        """Let no client wait for a node that does not answer: a run that was admitted is there, and
+        whether one that is stopped is gone cannot be known now."""
+        remote = run.remote
+        if remote is None or remote.node != heard.node:
+            return
+        if remote.unreached != heard.why:
+            remote.unreached = heard.why
+            self._ctx.changed(run)
+        self._lifecycle.answer_spawn(run)
+        if heard.why and run.status is Status.STOPPING:
+            self._stop_requests.unreached(run, at)
 
     def lost(self, run: Run, heard: h.GrantLost, at: float) -> None:
         if run.remote is not None and run.remote.node is not None:
@@ -378,7 +416,10 @@ class Giving:
                 run.move(Status.RUNNING)
             run.move(Status.RETRYING)
             self._lifecycle.halt_clock(run, at)
-            remote.away, remote.node, remote.id = remote.node, None, ""
+            remote.away, remote.node, remote.id, remote.unreached = remote.node, None, "", ""
+            known = run.account.sources.get("report", NOTHING)
+            # it is saved as 64 bits, and an agent may report any sum
+            remote.used_before = dataclass_replace(known, cost=min(known.cost or 0, 1 << 62))
             self._ctx.save_and_record(run)
             self._lifecycle.launch(run)
             return
