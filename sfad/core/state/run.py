@@ -7,7 +7,6 @@ takes no time if there is none.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as dataclass_replace
 from functools import lru_cache
@@ -657,12 +656,6 @@ class Run(State):
         by the root's client."""
         origin, depth = self.root.birth.origin, self.root.birth.claimed_depth
         return tuple(name for _, name in origin[-depth:]) if depth else ()
-
-    @property
-    def names_elsewhere(self) -> Sequence[str]:
-        """Names of the runs above its root, on other nodes, root first."""
-        grant = self.root.asked.grant
-        return grant.names if grant is not None else ()
 
     @property
     def granted(self) -> bool:

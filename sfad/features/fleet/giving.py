@@ -6,6 +6,7 @@ told, the whole share stays used."""
 
 from dataclasses import dataclass
 from dataclasses import replace as dataclass_replace
+from operator import attrgetter
 
 from msgspec.structs import replace
 
@@ -120,13 +121,16 @@ def _descendants(run: Run) -> int:
 # ---- What is sent
 
 
+_NAME = attrgetter("name")
+
+
 def grant_of(run: Run, node: str, stamp: str) -> Grant:
     """Return the grant of a run as it is sent to its node. `node`: this one. `stamp`: what that
     node's clock said."""
     assert run.remote is not None
-    birth, root = run.birth, run.root
-    if root.asked.grant is not None:
-        above, first = f"{root.asked.grant.giver}/{root.asked.grant.run}", root.asked.grant.root
+    birth, root, granted = run.birth, run.root, run.root.asked.grant
+    if granted is not None:
+        above, first = f"{granted.giver}/{granted.run}", granted.root
     else:
         above, first = f"{node}/{root.id}", f"{node}/{root.id}"
     parent = run.parent
@@ -137,10 +141,10 @@ def grant_of(run: Run, node: str, stamp: str) -> Grant:
         parent=None
         if parent is None
         else above
-        if parent is root and root.asked.grant is not None
+        if parent is root and granted is not None
         else f"{node}/{parent.id}",
         chain=[*root.birth.origin, *(each.identity for each in run.ancestors)],
-        names=[*root.names_elsewhere, *(each.name for each in run.ancestors)],
+        names=[*(granted.names if granted is not None else ()), *map(_NAME, run.ancestors)],
         depth=len(run.ancestors) + root.birth.claimed_depth,
         max_depth=birth.max_depth.value,
         descendants=run.remote.descendants,
