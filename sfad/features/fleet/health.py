@@ -23,6 +23,7 @@ from .messages import (
 from .node import Fleet
 from .nodes import Nodes
 from .process import FleetProcess
+from .ray import NO_RAYLET
 
 ACTOR = "the actor here"
 """This node's own actor, as one whose answers have a pace."""
@@ -31,6 +32,7 @@ ADVICE: dict[Missing, str] = {
     "actor": "its machine or network is gone, or its actor hangs; on it: sfactl fleet status",
     "daemon": "its daemon is dead or hangs; on it: systemctl restart sfad, or sfad serve",
 }
+_MAKING = "its actor is being made; that takes some seconds"
 NO_DAEMON = "the daemon of node"
 """How the words of an actor begin whose daemon does not take connections."""
 
@@ -122,15 +124,18 @@ class Health:
 def _of_daemon(node: FleetNode, state: FleetState, *, told: bool) -> FleetNode:
     """Return a node as its daemon tells of it."""
     missing: Missing | None = None
-    if not state.raylet or (told and state.connected and not node.alive):
+    trouble = state.trouble or ""
+    if trouble.startswith(NO_RAYLET) or (state.connected and told and not node.alive):
         missing = "raylet"
     elif not state.connected:
-        missing = "actor"
+        missing, trouble = "actor", trouble or _MAKING
+    elif not state.raylet:
+        missing = "raylet"
     return replace(
         node,
         version=state.version,
         python=state.python,
         ray=state.ray,
         missing=missing,
-        advice=state.trouble or ADVICE[missing] if missing is not None else "",
+        advice=trouble or ADVICE[missing] if missing is not None else "",
     )

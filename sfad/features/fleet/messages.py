@@ -94,13 +94,13 @@ class Relay(Request, tag="relay"):
 
     asks: dict[str, bytes]
     """Requests as msgpack, by node."""
+    within: float
+    """Seconds that each has."""
 
 
 class Relayed(Reply, tag="relayed"):
     answers: dict[str, bytes]
-    """Replies as msgpack, by node."""
-    failed: dict[str, str] = {}
-    """Why others have not answered."""
+    """Replies as msgpack, by node. Others have not answered."""
 
 
 class ForgetNode(Request, tag="forget_node"):

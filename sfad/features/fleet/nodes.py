@@ -7,6 +7,7 @@ asks some nodes, and each of these asks others for it (`Relay`)."""
 
 import math
 from collections.abc import Awaitable, Callable, Collection, Iterable
+from contextlib import suppress
 from datetime import datetime
 from typing import Generic, TypeVar
 
@@ -229,22 +230,21 @@ class Nodes:
         `ProtocolError`."""
         asks = {node: m.unpack_request(data) for node, data in request.asks.items()}
         answers: dict[str, bytes] = {}
-        failed: dict[str, str] = {}
+        within = min(request.within, OWN)
 
         async def ask(node: str, wanted: m.Request) -> None:
             try:
-                reply: m.Reply = await self.ask(node, wanted, m.Reply)
+                reply: m.Reply = await self.ask_briefly(node, wanted, m.Reply, within)
             except RequestError as error:
                 reply = m.Error(id=0, code=error.code, message=str(error))
-            except OSError as error:
-                failed[node] = _why(node, error)
+            except OSError:
                 return
             answers[node] = pack(reply)
 
         async with trio.open_nursery() as nursery:
             for node, wanted in asks.items():
                 nursery.start_soon(ask, node, wanted)
-        return Relayed(id=0, answers=answers, failed=failed)
+        return Relayed(id=0, answers=answers)
 
     # ---- what was heard
 
@@ -334,6 +334,8 @@ class Question(Generic[R]):
         self._found: dict[str, R] = {}
         self._failed: dict[str, str] = {}
         self._scopes: dict[str, trio.CancelScope] = {}
+        self._own_took: float | None = None
+        """Seconds that this node's own daemon has taken, once it has answered."""
 
     async def ask(
         self, nodes: list[str], wanted: Callable[[str], m.Request]
@@ -348,34 +350,38 @@ class Question(Generic[R]):
             began = trio.current_time()
             if own in nodes:
                 await self._one(own, wanted(own))
-            # on a busy machine all answers take as long as this node's own one
-            now = trio.current_time()
             if self._bounded:
+                # on a busy machine all answers take as long as this node's own one
+                self._own_took = trio.current_time() - began
                 for node, scope in self._scopes.items():
-                    patience = max(self._patience(node), now - began)
-                    scope.deadline = min(scope.deadline, now + patience)
+                    self._bound(node, scope)
         return self._found, self._failed
+
+    def _bound(self, node: str, scope: trio.CancelScope) -> None:
+        """Give a node its time, from now on."""
+        if self._own_took is not None:
+            patience = max(self._patience(node), self._own_took)
+            scope.deadline = min(scope.deadline, trio.current_time() + patience)
 
     def _patience(self, node: str) -> float:
         return self._nodes.fleet.pace.patience(node)
 
     async def _ask_group(self, group: list[str], wanted: Callable[[str], m.Request]) -> None:
-        """Ask the first node of a group, for all of them if there are more. What it does not tell
-        in half of the time is asked of each."""
+        """Ask the first node of a group, for all of them if there are more. Those of which it has
+        not told in half of the time are asked themselves."""
         first, *rest = group
         if not rest:
             await self._one(first, wanted(first))
             return
         asks = {node: pack(wanted(node)) for node in group}
-        try:
-            with trio.fail_after(self._patience(first) / 2):
-                told = await self._nodes.ask(first, Relay(id=0, asks=asks), Relayed)
-        except (RequestError, OSError, trio.TooSlowError):
-            async with trio.open_nursery() as nursery:
-                for node in group:
+        half, told = self._patience(first) / 2, Relayed(id=0, answers={})
+        with suppress(RequestError, OSError):
+            relay = Relay(id=0, asks=asks, within=half / 2)
+            told = await self._nodes.ask_briefly(first, relay, Relayed, half)
+        async with trio.open_nursery() as nursery:
+            for node in group:
+                if node not in told.answers:
                     nursery.start_soon(self._one, node, wanted(node))
-            return
-        self._failed |= told.failed
         for node, data in told.answers.items():
             try:
                 self._found[node] = _expected(node, unpack_reply(data), self._expected)
@@ -385,6 +391,7 @@ class Question(Generic[R]):
 
     async def _one(self, node: str, request: m.Request) -> None:
         scope = self._scopes[node] = trio.CancelScope()
+        self._bound(node, scope)
         with scope:
             try:
                 self._found[node] = await self._ask(node, request, self._expected)

@@ -76,5 +76,6 @@ def part(heart: Heart) -> Part:
         answer_there=of_files.answer_there,
         keeper=keeper,
         shared_changed=keeper.shares_changed,
+        is_own=process.is_of_ray if config.start is not None else None,
         kept=remains,
     )

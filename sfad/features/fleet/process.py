@@ -1,11 +1,13 @@
 """The process that makes this node's actor: starts it where there is none, and ends with what it
 says."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import trio
 
 from ...host.log import Log
+from ...processes import kernel
 from ...processes.launcher import Launcher
 from ...processes.own_processes import OwnProcess, keep
 from . import ray
@@ -19,6 +21,8 @@ again."""
 PAUSE, PAUSE_MAX = 1.0, 15.0
 """Seconds until the next is started where one could not make an actor."""
 KEEPING = f"{ray.__name__}.keeping"
+GENERATIONS = 16
+"""Ancestors of a process that are looked at."""
 LIFETIME = 120.0
 """Seconds after which one that hangs is killed: the head of the cluster may not answer."""
 
@@ -39,6 +43,8 @@ class FleetProcess:
         self._fleet = fleet
         self._process, self._ray = OwnProcess(launcher), OwnProcess(launcher)
         self._lock = lock
+        self._keeper = 0, 0
+        """The process that keeps Ray, and when it was started."""
         self._log = log
         self._daemon = sock
         self._said = ""
@@ -72,6 +78,22 @@ class FleetProcess:
         words = ["-m", KEEPING, "--lock", str(self._lock), "--node", self._fleet.node]
         how = await self._ray.run([*words, *self._token, where], heard)
         return f"Ray is not kept: {said or how}"
+
+    def is_of_ray(self, pid: int) -> bool:
+        """Return whether a process belongs to the Ray that is kept here: a descendant of the
+        daemon that is in no run."""
+        if not kernel.is_alive(*self._keeper):
+            with suppress(OSError, ValueError):
+                keeper, started = self._lock.read_text().split()
+                self._keeper = int(keeper), int(started)
+        for _ in range(GENERATIONS):
+            found = kernel.stat(pid)
+            if found is None or pid <= 1:
+                return False
+            if (pid, found.started) == self._keeper:
+                return True
+            pid = found.parent
+        return False
 
     @property
     def _token(self) -> list[str]:

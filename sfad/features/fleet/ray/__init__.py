@@ -18,5 +18,9 @@ LABEL = "sfad-node"
 """The label of a Ray node that names the daemon on it."""
 
 
+NO_RAYLET = "no raylet with the label"
+"""How the words begin of the process that makes the actor where this node has no raylet."""
+
+
 def actor_name(node: str) -> str:
     return f"sfad-node-{node}"

@@ -11,7 +11,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-from . import LABEL, NAMESPACE, actor_name
+from . import LABEL, NAMESPACE, NO_RAYLET, actor_name
 from .command import environment
 
 PATIENCE = 5.0
@@ -79,7 +79,7 @@ def make(given: Namespace) -> int:
         if label is not None:
             # on this machine there is another node's raylet, and not this one's
             print(
-                f"no raylet with the label {LABEL}={given.node} is alive (the one that answers "
+                f"{NO_RAYLET} {LABEL}={given.node} is alive (the one that answers "
                 f"here is of node {label}); start it: ray start … --labels {LABEL}={given.node}"
             )
             return 69

@@ -20,6 +20,7 @@ from types import FrameType
 
 import psutil
 
+from ....processes import kernel
 from . import command
 
 PAUSE, PAUSE_MAX = 1.0, 15.0
@@ -42,6 +43,9 @@ def main() -> int:
     if given.token_file is not None:
         os.environ |= command.environment(given.token_file)
     if given.keep is not None:
+        own = kernel.stat(os.getpid())
+        os.ftruncate(given.keep, 0)
+        os.pwrite(given.keep, f"{os.getpid()} {own.started if own is not None else 0}".encode(), 0)
         words = [str(command.program()), *command.arguments(given.where, given.node)]
         Keeper(words, given.lock.with_suffix(".log")).serve()
         return 0
