@@ -60,6 +60,7 @@ REST = {
     "fleet": "needs Ray",
     "real_agents": "needs the agent programs",
     "systemd/test_install.py": "boots a systemd",
+    "systemd/test_install_fleet.py": "boots a systemd, and needs Ray",
     "systemd/test_service.py": "boots a systemd",
     "vm": "boots a virtual machine",
     "web/browser": "needs a browser",

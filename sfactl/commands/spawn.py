@@ -1,4 +1,7 @@
 import os
+from typing import Annotated
+
+from msgspec.structs import replace
 
 from sfad.protocol.requests.base import Reply, RunReply
 from sfad.protocol.requests.starting import Refused, Spawn
@@ -10,13 +13,21 @@ from ..connecting.connection import Client
 from ..connecting.start_daemon import connect_or_start
 from ..options import spawn as spawn_options
 from ..options.limits import in_force
+from ..options.shared import COUNT
 from ..options.spawn import HEADINGS, USAGE, Command, Form, SpawnOptions, commanded
 from ..options.spreading import spread
 
 
 @app.command(cls=TakesCommand, options_metavar=USAGE)
 @spread(SpawnOptions, headings=HEADINGS)
-def spawn(wanted: SpawnOptions, command: Command = []) -> int:
+def spawn(
+    wanted: SpawnOptions,
+    count: Annotated[
+        int | None,
+        COUNT.option("Start so many equal runs, with SFA_INDEX=0, 1, … in their environment"),
+    ] = None,
+    command: Command = [],
+) -> int:
     """Start a run and print its id.
 
     AGENT is a known program, such as claude or codex, or an agent of the config (sfactl agents
@@ -34,7 +45,31 @@ def spawn(wanted: SpawnOptions, command: Command = []) -> int:
     cost can only be enforced if the gateway sees the calls, or the agent tells them: by
     reports, JSON events that a meter reads, or its session file.
     """
-    return start(commanded(wanted, command))
+    wanted = commanded(wanted, command)
+    return start(wanted) if count is None else _several(wanted, count)
+
+
+MOST = 10_000
+"""Runs that one command line may start."""
+
+
+def _several(wanted: SpawnOptions, count: int) -> int:
+    """Start equal runs. One that is refused ends that: the next one would be, too. Those that were
+    started go on."""
+    if not 0 < count <= MOST:
+        raise exits.UsageError(f"--count {count}: from 1 to {MOST}")
+    if wanted.wait:
+        raise exits.UsageError("--count and --wait exclude each other: wait with sfactl wait")
+    _only_for_foreground(wanted)
+    message = spawn_options.message(wanted)
+    code: int = exits.ExitCode.DONE
+    with connect_or_start(wanted.socket) as client:
+        message = _completed(wanted, message, client)
+        for index in range(count):
+            env = [*message.env, b"SFA_INDEX=%d" % index]
+            one = replace(message, env=env, key=os.urandom(16).hex())
+            code = exits.worst([code, _background(client, one, wanted.json)])
+    return code
 
 
 def start(wanted: SpawnOptions, message: Spawn | None = None) -> int:

@@ -50,6 +50,7 @@ class Components(NamedTuple):
     attempts: AttemptTracker
     limit_holds: LimitHolds
     limits: LimitEnforcement
+    stop_requests: StopRequests
 
 
 NewBarrier = Callable[[Components], Barrier | None]
@@ -103,7 +104,7 @@ class Machine:
         self._bypasses = Bypasses(context, self._spending, self._limit_enforcement, self._stopping)
         self._components = Components(
             context, self._lifecycle, self._spending, self._stopping, self._pausing,
-            self._attempts, self._limit_holds, self._limit_enforcement,
+            self._attempts, self._limit_holds, self._limit_enforcement, self._stop_requests,
         )  # fmt: skip
         self._limit_requests = LimitRequests(
             context, self._lifecycle, self._pausing, self._limit_holds, self._limit_enforcement

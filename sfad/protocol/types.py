@@ -412,6 +412,8 @@ class Grant(Struct, frozen=True, kw_only=True):
     chain: list[tuple[str | None, str]] = []
     """Kinds and names of the runs above it, root first, for the loop rule. The kind is `None` where
     a peer has claimed the name."""
+    names: list[str] = []
+    """Names of the runs above it, root first, as they are shown."""
     depth: int = 0
     """Runs above it."""
     max_depth: int
@@ -932,6 +934,16 @@ class Survivor(Struct, frozen=True, kw_only=True):
     run_id: RunId
     why: str
     """Such as `uninterruptible sleep (D) in nfs_wait`."""
+
+
+class Unreached(Struct, frozen=True, kw_only=True):
+    """A run of which it is not known whether it is gone: it executes on a node that does not
+    answer. It stays `stopping`."""
+
+    run_id: RunId
+    node: str
+    why: str
+    """Since when the node does not answer, and when the run is stopped at the latest."""
 
 
 Severity = Literal["low", "medium", "high"]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from signal import SIGTERM
 
 from ...protocol.event_types import EventType
-from ...protocol.types import ErrorCode, Reason, RunId, Status, Survivor
+from ...protocol.types import ErrorCode, Reason, RunId, Status, Survivor, Unreached
 from .. import commands as c
 from .. import events as e
 from ..context import Context, grace_of
@@ -285,18 +285,43 @@ class StopRequests:
         for run in ended:
             self._tell(run, at)
 
+    def unreached(self, run: Run, at: float) -> None:
+        """Tell those who wait for a run that executes elsewhere, or for one above it of which
+        nothing else is alive, that its end cannot be known now."""
+        for each in run.lineage:
+            if each is run or each.waits_for_unreached:
+                found = [
+                    Unreached(
+                        run_id=below.id, node=below.remote.node or "", why=below.remote.unreached
+                    )
+                    for below in each.subtree()
+                    if below.remote is not None and below.remote.unreached
+                ]
+                for ticket in self._waiting_for(each):
+                    ticket.give_up(each.id, found)
+                    self._answer(ticket, at)
+
+    def _waiting_for(self, run: Run) -> list[StopTicket]:
+        return [ticket for ticket in self._tickets if run.id in ticket.pending]
+
     def _tell(self, run: Run, at: float, survivors: Iterable[Survivor] = ()) -> None:
-        for ticket in [ticket for ticket in self._tickets if run.id in ticket.pending]:
+        for ticket in self._waiting_for(run):
             ticket.stop_waiting_for(run.id, survivors)
-            if not ticket.pending:
-                self._tickets.remove(ticket)
-                done = c.StopDone(
-                    tuple(ticket.stopped),
-                    tuple(ticket.survivors),
-                    at - ticket.began_at,
-                    ticket.ended,
-                )
-                self._ctx.reply(ticket.token, done)
+            self._answer(ticket, at)
+
+    def _answer(self, ticket: StopTicket, at: float) -> None:
+        """Answer the request, unless it still waits for a run."""
+        if ticket.pending:
+            return
+        self._tickets.remove(ticket)
+        done = c.StopDone(
+            tuple(ticket.stopped),
+            tuple(ticket.survivors),
+            at - ticket.began_at,
+            ticket.ended,
+            tuple(ticket.unreached),
+        )
+        self._ctx.reply(ticket.token, done)
 
     def tickets(self) -> tuple[StopTicket, ...]:
         return tuple(self._tickets)

@@ -670,6 +670,16 @@ class Run(State):
         )
 
     @property
+    def waits_for_unreached(self) -> bool:
+        """Whether nothing of the run is alive here, and what is below it on other nodes does not
+        answer."""
+        emptied = any(above.ladder is not None and above.ladder.emptied for above in self.lineage)
+        return emptied and all(
+            each.remote is None or each.remote.node is None or bool(each.remote.unreached)
+            for each in self.subtree()
+        )
+
+    @property
     def goes_around(self) -> bool:
         """Whether the run itself has called its model around the gateway."""
         return bool(self.bypassed - {"below"})

@@ -205,7 +205,7 @@ class Asker:
                     self.fail(ErrorCode.UNAVAILABLE, failing)
                 else:
                     self.reply(reply)
-            case c.StopDone(stopped, survivors, elapsed, ended):
+            case c.StopDone(stopped, survivors, elapsed, ended, unreached):
                 gone, alive = list(stopped), list(survivors)
                 self.reply(
                     m.Stopped(
@@ -214,6 +214,7 @@ class Asker:
                         survivors=alive,
                         elapsed_s=round(elapsed, 4),
                         ended=list(ended),
+                        unreached=list(unreached),
                     )
                 )
             case c.ErrorAnswer(code, message):

@@ -114,7 +114,7 @@ def _used(run: Run, at: float) -> list[tuple[ActiveLimit, float]]:
     """Return each limit of which something is used, without what is only reserved."""
     time, account = run.limits.get(LimitKind.TIME), run.account
     found = [(time, run.clock.elapsed(at))] if time is not None else []
-    if account.known and run.remote is None:  # else all that it was granted counts as used
+    if account.known:
         for kind, active in run.limits.items():
             if (
                 kind is not LimitKind.TIME

@@ -1,10 +1,10 @@
 """The declaration."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from ...config_values import SIZE, Form
+from ...config_values import PATH, SIZE, Form
 from ...core.state.access import Access
 from ...core.state.policy import DURATION
 from ...feature import Feature, Section
@@ -18,6 +18,7 @@ from .messages import (
     ForgetNode,
     GetFiles,
     PutFiles,
+    Relay,
     ServeFleet,
     ShareSubscriptions,
     Tend,
@@ -48,6 +49,11 @@ class FleetConfig(Struct, frozen=True, kw_only=True):
     ) = None
     """The node that keeps the budgets of users and teams. `None`: the head's, or the one that was
     known before."""
+    token_file: Annotated[str, Meta(pattern=r"^/", extra=PATH)] | None = None
+    """The file with the cluster's token, for Ray. `None`: as the daemon's environment says."""
+    start: Literal["head", "node"] | None = None
+    """The daemon has a process start Ray, and start it again: as the head at `address`, or as a
+    node of that. `None`: systemd, or the operator, does."""
     insecure: bool = False
     """Also join a cluster that asks for no token."""
     ship_max: Annotated[int, Meta(ge=64 * 1024, le=1 << 40, extra=SIZE)] = 100 * 1024 * 1024
@@ -64,6 +70,7 @@ FEATURE = Feature(
         FleetStatus: _OF_FLEET,
         ForgetNode: _OF_FLEET,
         DrainNode: _OF_FLEET,
+        Relay: _OF_FLEET,
         ServeFleet: _OF_FLEET,
         FleetTold: _OF_FLEET,
         Tend: _OF_FLEET,

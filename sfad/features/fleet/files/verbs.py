@@ -7,18 +7,20 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ...daemon.loop.seam import Answer
-from ...daemon.server.asker import Asker
-from ...daemon.server.peers import submitter
-from ...processes.launcher import Launcher
-from ...protocol import messages as m
-from ...protocol.errors import RequestError, bad_request, unavailable, wrong_state
-from ...protocol.requests.base import Request
-from ...protocol.types import ErrorCode, RunInfo
-from .files.kept import Shipment, ShipRefused
-from .files.sending import PACK_SECONDS, Shipping
-from .messages import FetchFiles, FilesKept, FilesPacked, FilesPart, GetFiles, PutFiles
-from .node import NOT_JOINED, PASSED_ON, Fleet
+from ....daemon.loop.seam import Answer
+from ....daemon.server.asker import Asker
+from ....daemon.server.peers import submitter
+from ....processes.launcher import Launcher
+from ....protocol import messages as m
+from ....protocol.errors import RequestError, bad_request, unavailable, wrong_state
+from ....protocol.requests.base import Request
+from ....protocol.types import ErrorCode, RunInfo
+from ..messages import FetchFiles, FilesKept, FilesPacked, FilesPart, GetFiles, PutFiles
+from ..node import NOT_JOINED, PASSED_ON, Fleet
+from ..pace import UNKNOWN
+from .kept import Shipment, ShipRefused
+from .remains import Remains
+from .sending import PACK_SECONDS, Shipping
 
 ANSWERED_THERE = (m.ReadOutput, m.Result, m.Send, FetchFiles, GetFiles)
 """Requests about a run that the node answers where it executes."""
@@ -29,6 +31,7 @@ class FileVerbs:
     _fleet: Fleet
     _shipping: Shipping
     _launcher: Launcher
+    _remains: Remains
 
     def all(self) -> Mapping[type[Request], Answer]:
         return {
@@ -112,11 +115,25 @@ class FileVerbs:
         node = place.node
         assert node is not None
         there = replace(request, id=1, run=place.run)
-        within = PACK_SECONDS if isinstance(request, FetchFiles) else PASSED_ON
+        within = max(UNKNOWN, self._fleet.pace.patience(node))
+        if isinstance(request, FetchFiles | m.Send):
+            within = PACK_SECONDS if isinstance(request, FetchFiles) else PASSED_ON
+
+        async def ask() -> m.Reply:
+            try:
+                reply = await self._fleet.pass_on(node, there, within)
+            except OSError as error:
+                if (left := self._remains.answer(request, run, str(error))) is not None:
+                    return left
+                raise
+            if isinstance(reply, m.Error) and reply.code is ErrorCode.NO_SUCH_RUN:
+                why = f"node {node} came back without it"
+                return self._remains.answer(request, run, why) or reply
+            return reply
 
         def here(reply: m.Reply) -> m.Reply:
             more = {"asked": self._fleet.node} if isinstance(reply, FilesPacked) else {}
             return replace(reply, id=asker.id, **more)
 
-        asker.later(lambda: self._fleet.pass_on(node, there, within), here)
+        asker.later(ask, here)
         return True
