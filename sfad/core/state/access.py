@@ -55,6 +55,7 @@ TABLE: Mapping[str, Access] = MappingProxyType({
     "events": _MANY,
     "hello": Access(narrowed_by=None, scope="none"),
     "info": _ONE,
+    "keys": _ONE,
     "limit": _ONE,
     "list": _MANY,
     "logs": _ONE,

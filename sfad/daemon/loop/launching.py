@@ -76,7 +76,7 @@ class Launching:
                 return
             try:
                 spec = self._spec(live, opened)
-                self.metering.begin_attempt(live, opened)
+                self.metering.begin_attempt(live, opened[:2])  # files of the output, if any
             except OSError as error:
                 why = f"its output could not be opened: {error}"
                 why += no_inodes(self.resources.output.directory)
@@ -126,13 +126,14 @@ class Launching:
 
     def _spec(self, live: Live, opened: list[int]) -> LaunchSpec:
         run = live.run
-        stdin, stdout, stderr = self._stdio(live, opened)
+        stdio = stdin, _, _ = self._stdio(live, opened)
         left = [r.allowed_time - r.clock.elapsed(trio.current_time()) for r in run.lineage]
         deadline = wall_clock().timestamp() + min(left)
         terminal = live.output.stdio == "inherit" and stdin is not None and _is_terminal(stdin)
         env = run_environment(live, socket=self.resources.socket, deadline=deadline)
-        given = self.parts.launch(live, Launch(env, terminal))
-        argv, env = self._argv(live), given.env
+        given = self.parts.launch(live, Launch(env, terminal, stdio))
+        opened += given.opened
+        argv, env = self._argv(live, terminal=given.terminal), given.env
         if (token := self.gateways.token(run.id)) is not None:
             argv, env = with_token(argv, token), with_token(env, token)
         return LaunchSpec(
@@ -140,10 +141,11 @@ class Launching:
             cwd=given.cwd or live.command.cwd,
             env=env,
             umask=live.command.umask,
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-            terminal=terminal,
+            stdin=given.stdio[0],
+            stdout=given.stdio[1],
+            stderr=given.stdio[2],
+            terminal=given.terminal,
+            alone=given.alone,
             bounds=bounds_of(run),
             stand_ins=given.stand_ins,
             sandbox=given.sandbox,
@@ -152,10 +154,10 @@ class Launching:
             nonce=live.nonce,
         )
 
-    def _argv(self, live: Live) -> list[bytes]:
+    def _argv(self, live: Live, *, terminal: bool) -> list[bytes]:
         run = live.run
         session = run.agent_session if run.latest.resumes else None
-        terminal = live.output.stdio == "inherit"
+        terminal = terminal or live.output.stdio == "inherit"
         return argv_of(live.command, run.attempt, session, terminal=terminal)
 
     def _stdio(self, live: Live, opened: list[int]) -> tuple[int | None, int | None, int | None]:
