@@ -3,6 +3,9 @@ from typing import Annotated
 
 from msgspec.structs import replace
 
+from msgspec.structs import replace
+
+from sfad.protocol.known import AGENTS
 from sfad.protocol.requests.base import Reply, RunReply
 from sfad.protocol.requests.starting import Refused, Spawn
 from sfad.protocol.types import Status
@@ -75,7 +78,9 @@ def _several(wanted: SpawnOptions, count: int) -> int:
 def start(wanted: SpawnOptions, message: Spawn | None = None) -> int:
     """Start the run of checked options, or of a message that was made from them. Return the exit
     code. Raise `Quit`."""
-    message = message or spawn_options.message(wanted)
+    if message is None:
+        wanted = _in_terminal(wanted)
+        message = spawn_options.message(wanted)
     if wanted.wait:
         return _foreground(wanted, message)
     _only_for_foreground(wanted)
@@ -86,8 +91,14 @@ def start(wanted: SpawnOptions, message: Spawn | None = None) -> int:
 def _foreground(wanted: SpawnOptions, message: Spawn) -> int:
     from ..running.foreground import Foreground  # a run in the background needs nothing of it
 
+    if message.terminal is not None:
+        from ..terminals.viewer import need_terminal, start
+
+        need_terminal("a terminal in the foreground")
     client = connect_or_start(wanted.socket)
     message = _completed(wanted, message, client)
+    if message.terminal is not None:
+        return start(client, message, quiet=message.quiet)
     if message.placing is not None:
         from ..running.fleet_run import run
 
@@ -98,6 +109,20 @@ def _foreground(wanted: SpawnOptions, message: Spawn) -> int:
     return Foreground(
         client, message, wanted, _form(wanted, inside=inside), final=final
     ).carry_out()
+
+
+def _in_terminal(wanted: SpawnOptions) -> SpawnOptions:
+    """Give an agent that has no task a terminal, if the person has one: they will tell the task
+    there."""
+    if (
+        not (wanted.wait and wanted.agent in AGENTS)
+        or wanted.command
+        or wanted.stdio == "inherit"
+        or any((wanted.json, wanted.text, wanted.raw, wanted.stdin, wanted.no_log, wanted.fleet))
+        or not (os.isatty(0) and os.isatty(1))
+    ):
+        return wanted
+    return replace(wanted, terminal=True)
 
 
 def _completed(wanted: SpawnOptions, message: Spawn, client: Client) -> Spawn:

@@ -112,6 +112,8 @@ class LaunchSpec(Struct, frozen=True):
     """`None` is /dev/null."""
     terminal: bool = False
     """Make the terminal behind `stdin` the controlling terminal of the run's session."""
+    alone: bool = False
+    """That terminal is the run's alone: no shell could continue what Ctrl-Z stops there."""
     bounds: Bounds = UNBOUND
     stand_ins: Sequence[bytes] = ()
     """Directories of PATH in which the command itself is not searched: they have stand-ins for what

@@ -638,6 +638,8 @@ class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
     """The group whose slots its tree shares."""
     stdin: bool = False
     """Of a live run: `send` can write to its stdin."""
+    terminal: bool = False
+    """Of a live run: it has a terminal of its own (docs/terminals.md)."""
     worktree: str | None = None
     """The git worktree that it works in, if that was made for it or for a run above it."""
     branch: str | None = None
@@ -757,6 +759,17 @@ class Worktree(Struct, frozen=True, kw_only=True):
     """The path and the branch are there from an earlier run."""
     shared: bool = False
     """A run above this one works in it: nothing is made."""
+
+
+MAX_SIDE = 2000
+"""Most rows and columns of a terminal."""
+
+
+class Terminal(Struct, frozen=True, kw_only=True):
+    """A terminal of a run's own, as it begins: a viewer who types changes its size."""
+
+    rows: int = 24
+    columns: int = 80
 
 
 class Ship(Struct, frozen=True, kw_only=True):

@@ -54,6 +54,7 @@ TABLE: Mapping[str, Access] = MappingProxyType({
     "events": _MANY,
     "hello": Access(narrowed_by=None, scope="none"),
     "info": _ONE,
+    "keys": _ONE,
     "limit": _ONE,
     "list": _MANY,
     "logs": _ONE,

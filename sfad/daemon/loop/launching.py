@@ -65,7 +65,7 @@ class Launching:
         try:
             try:
                 spec = self._spec(live, now, opened)
-                self.metering.begin_attempt(live, opened)
+                self.metering.begin_attempt(live, opened[:2])  # files of the output, if any
             except OSError as error:
                 why = f"its output could not be opened: {error}"
                 why += no_inodes(resources.output.directory)
@@ -114,7 +114,7 @@ class Launching:
 
     def _spec(self, live: Live, now: float, opened: list[int]) -> LaunchSpec:
         run, command, attempt = live.run, live.command, live.run.latest
-        stdin, stdout, stderr = self._stdio(live, opened)
+        stdio = stdin, _, _ = self._stdio(live, opened)
         left = _left(run, now)
         if run.ancestors:
             left = min(left, *[_left(above, now) for above in run.ancestors])
@@ -122,21 +122,23 @@ class Launching:
         inherits = live.output.stdio == "inherit"
         terminal = inherits and stdin is not None and _is_terminal(stdin)
         env = run_environment(live, socket=self.resources.socket, deadline=deadline)
-        given = self.parts.launch(live, Launch(env, terminal))
+        given = self.parts.launch(live, Launch(env, terminal, stdio))
+        opened += given.opened
         argv, env = command.argv, given.env
         if attempt.number > 1 or attempt.resumes:
             session = run.agent_session if attempt.resumes else None
-            argv = argv_of(command, attempt.number, session, terminal=inherits)
+            argv = argv_of(command, attempt.number, session, terminal=given.terminal or inherits)
         argv, env = self.leading.named(run.id, argv, env)
         return LaunchSpec(
             argv=argv,
             cwd=given.cwd or command.cwd,
             env=env,
             umask=command.umask,
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-            terminal=terminal,
+            stdin=given.stdio[0],
+            stdout=given.stdio[1],
+            stderr=given.stdio[2],
+            terminal=given.terminal,
+            alone=given.alone,
             bounds=bounds_of(run),
             stand_ins=given.stand_ins,
             sandbox=given.sandbox,

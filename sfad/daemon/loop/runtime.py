@@ -306,7 +306,7 @@ class Runtime:
         self.server_watch = ServerWatch(self.catalogue.live, self.launcher, self.feed)
         self.launcher_events = LauncherEvents(
             self.machine.tree, self.timers, self.metering, self.pidfds, self.background, self.feed,
-            self.commands, self.leading, self.server_watch,
+            self.commands, self.leading, self.server_watch, self.parts,
         )  # fmt: skip
         self.run_feed = RunFeed(self.catalogue, self.launcher, self.timers)
         self.saver = Saver(

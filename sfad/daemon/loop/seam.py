@@ -104,6 +104,13 @@ class Launch(NamedTuple):
     env: list[bytes]
     """Its environment, `KEY=VALUE`."""
     terminal: bool = False
+    """See `LaunchSpec.terminal`."""
+    stdio: tuple[int | None, int | None, int | None] = (None, None, None)
+    """Its stdin, stdout and stderr."""
+    opened: Sequence[int] = ()
+    """What was opened for it, and is closed once it is launched."""
+    alone: bool = False
+    """See `LaunchSpec.alone`."""
     stand_ins: Sequence[bytes] = ()
     """Directories that its PATH begins with: see `LaunchSpec.stand_ins`."""
     sandbox: list[bytes] | None = None
@@ -152,6 +159,9 @@ class Part:
     be adopted yet."""
     reconfigure: Callable[[], object] | None = None
     """The config was read again."""
+    emptied: Callable[[Run], Callable[[], Awaitable[None]] | None] | None = None
+    """Returns what is waited for, some seconds at most, when no process of a run and of those below
+    it is left, before that counts; `None` if nothing."""
     admitted: Callable[[Run], object] | None = None
     """A run was admitted."""
     changed: Callable[[Collection[Run]], object] | None = None
@@ -250,6 +260,7 @@ class Parts:
         self.saves: list[Callable[[Live], Changes]] = []
         self.never_admitted: list[Callable[[RunId], object]] = []
         self.stopped: list[Callable[[RunId], object]] = []
+        self.empties: list[Callable[[Run], Callable[[], Awaitable[None]] | None]] = []
         self.ended: list[Callable[[Run], object]] = []
         self.recorded: list[Callable[[RunInfo], object]] = []
         self.version = 0
@@ -563,6 +574,7 @@ class Parts:
             self.never_admitted += _given(part.never_admitted)
             self.stopped += _given(part.stopped)
             self.ended += _given(part.ended)
+            self.empties += _given(part.emptied)
             self.recorded += _given(part.recorded)
             if part.loaded is not None:
                 part.loaded()

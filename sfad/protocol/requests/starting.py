@@ -19,6 +19,7 @@ from ..types import (
     Refusal,
     RunId,
     Ship,
+    Terminal,
     Worktree,
 )
 from .base import Reply, Request
@@ -51,9 +52,10 @@ class Spawn(Request, tag="spawn", frozen=True):  # type: ignore[misc]  # others 
     run), starts nothing. The reply is the run that the first one started, as it is now. The daemon
     remembers the keys of live runs and of the last 1000 that ended, across restarts.
 
-    `allow` and `deny` take the verbs `agents`, `calls`, `config`, `events`, `info`, `limit`,
-    `list`, `logs`, `pause`, `plans`, `report`, `reserve`, `result`, `resume`, `send`, `settle`,
-    `signal`, `spawn`, `status`, `stop`, `summary`, `wait`, `watch`. Any other is `bad_request`.
+    `allow` and `deny` take the verbs `agents`, `calls`, `config`, `events`, `info`, `keys`,
+    `limit`, `list`, `logs`, `pause`, `plans`, `report`, `reserve`, `result`, `resume`, `send`,
+    `settle`, `signal`, `spawn`, `status`, `stop`, `summary`, `wait`, `watch`. Any other is
+    `bad_request`.
     """
 
     repeats = 3  # with its key, a run is admitted once however often it is asked for
@@ -173,6 +175,8 @@ class Spawn(Request, tag="spawn", frozen=True):  # type: ignore[misc]  # others 
     worktree: Worktree | None = None
     """Have the run work in a git worktree of its own. `None`: as its registered agent does, else in
     its working directory."""
+    terminal: Terminal | None = None
+    """Give it a terminal of its own (docs/terminals.md). `None`: as its registered agent has."""
     placing: Placing | None = None
     """Execute it on a node of the fleet that has room for it."""
     ship: Ship | None = None
@@ -190,7 +194,7 @@ class Spawn(Request, tag="spawn", frozen=True):  # type: ignore[misc]  # others 
     counts instead of that of the ended run."""
 
 
-OF_FEATURES = ("on_end", "isolation", "worktree", "ship")
+OF_FEATURES = ("on_end", "isolation", "worktree", "terminal", "ship")
 """Fields of `Spawn` that a feature carries out. A daemon without it refuses them."""
 
 
