@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from ..agents import SESSION_VARIABLES, AgentProgram, Reading, session_files_of
 from ..agents.command import Command
-from ..agents.program import SessionFiles
+from ..agents.program import AgentSessions
 from ..agents.registered import session_of
 from ..agents.setup_reader import NO_SETUPS, TreeSetups
 from ..core.state.run import Run
@@ -297,7 +297,7 @@ class Live:
     heard: float | None = None
     """When the loop was told of its last sign of life, on trio's clock. Its output and CPU are
     others (`usage.silence`)."""
-    session_files: SessionFiles | None = field(init=False)
+    session_files: AgentSessions | None = field(init=False)
     """How its program keeps its sessions."""
 
     def __post_init__(self) -> None:
@@ -315,7 +315,7 @@ class Live:
         self.command, self.output, self.parts, self.program = command, output, parts, program
         self.order, self.session_files = None, self._session_files(argv)
 
-    def _session_files(self, argv: Sequence[str]) -> SessionFiles | None:
+    def _session_files(self, argv: Sequence[str]) -> AgentSessions | None:
         meter = self.output.meter
         return None if meter == NO_METER else session_files_of(meter, argv)
 
