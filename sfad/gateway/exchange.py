@@ -12,7 +12,7 @@ from functools import partial
 from http import HTTPStatus
 from ipaddress import ip_address
 from math import ceil
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
 import h11
@@ -126,9 +126,9 @@ CLOSE_TIMEOUT = 5.0
 REJECTED_AGAIN = 1.0
 """Seconds. A call that was refused, and is admitted again sooner, was not held: what refuses it
 next is passed on."""
-T = TypeVar("T")
 _JSON = (b"content-type", b"application/json")
 _NO_RETRY = [(b"x-should-retry", b"false")]
+_HUNG_UP = "it hung up"
 
 
 class _AnsweredError(Exception):
@@ -194,20 +194,6 @@ def new_client(trust: Trust, *, proxies: bool = True) -> httpx2.AsyncClient:
         limits=limits,
         follow_redirects=False,
     )
-
-
-@contextmanager
-def _settling(record: RequestRecord | None) -> Iterator[None]:
-    """Settle the record, whatever happens."""
-    try:
-        yield
-    except BaseException as error:
-        if record is not None:
-            record.broken(error)
-        raise
-    finally:
-        if record is not None:
-            record.settle()
 
 
 async def _take(record: RequestRecord, data: bytes, at_a_time: int) -> None:
@@ -402,6 +388,10 @@ class Exchange:
         """The reply tells its usage only because the gateway has asked for it."""
         self._room = 0
         """Bytes of memory that what the client has not taken may fill."""
+        self._gone = False
+        """The client has hung up."""
+        self._meanwhile: trio.Nursery | None = None
+        """Of what goes on while the request is answered."""
 
     @property
     def _user(self) -> int | None:
@@ -533,15 +523,28 @@ class Exchange:
     ) -> None:
         with self._shared.memory.space(found_run.run, self._user) as space:
             raw = await self._body(space)
-            try:
-                await self._make_call(found_run, upstream, api, route, raw, space)
-            except _BrokenOffError as error:
-                # the client sees what it would have seen without the gateway: the connection ends
-                # in the middle
-                await self._while_there(self._http.flush)
-                raise ClientGoneError(str(error)) from error
-            # the call is told already: a paused client takes the rest later
-            await self._while_there(self._http.end)
+            await self._while_there(
+                partial(self._answer, found_run, upstream, api, route, raw, space)
+            )
+
+    async def _answer(
+        self,
+        found_run: CallerRun,
+        upstream: Upstream,
+        api: Api,
+        route: Route,
+        raw: bytes,
+        space: BodySpace,
+    ) -> None:
+        try:
+            await self._make_call(found_run, upstream, api, route, raw, space)
+        except _BrokenOffError as error:
+            # the client sees what it would have seen without the gateway: the connection ends in
+            # the middle
+            await self._http.flush()
+            raise ClientGoneError(str(error)) from error
+        # the call is told already: a paused client takes the rest later
+        await self._http.end()
 
     async def _body(self, space: BodySpace) -> bytes:
         _check_size(
@@ -574,7 +577,7 @@ class Exchange:
             return
         if self._method != "POST" or api.calls.search(path) is None:
             unasked = self._unasked(found_run, upstream, api, path)
-            with _settling(unasked):
+            with self._settling(unasked):
                 await self._forward(found_run, upstream, route, raw, self._headers, unasked, space)
             return
         encodings = b",".join(
@@ -585,9 +588,7 @@ class Exchange:
         call = found.call
         estimate = self._shared.estimates.input(found_run.run, call)
         asked = _admission(found_run.run, upstream, api, call, estimate)
-        asked.free = await self._while_there(
-            partial(self._shared.local_models.why_free, upstream, call.model)
-        )
+        asked.free = await self._shared.local_models.why_free(upstream, call.model)
         provider = provider_of(api.name)
         place = (
             place_of(provider, upstream, self._shared.upstreams().values())
@@ -599,7 +600,7 @@ class Exchange:
                 asked.login = login_of(self._headers, upstream.key(), place)
         while True:
             began = trio.current_time()
-            admitted = await self._while_there(partial(self._shared.daemon.admit, replace(asked)))
+            admitted = await self._shared.daemon.admit(replace(asked))
             waited = trio.current_time() - began
             holds = admitted.holds_rejected and (not self._rejected or waited >= REJECTED_AGAIN)
             subscription = (
@@ -625,7 +626,7 @@ class Exchange:
                 space,
                 subscription,
             )
-            with suppress(_RejectedError), _settling(record):
+            with suppress(_RejectedError), self._settling(record):
                 question = replace(question, change=True, max_output=admitted.max_output)
                 forward = partial(
                     self._forward_changed, found_run, upstream, route, raw, record, space
@@ -683,9 +684,7 @@ class Exchange:
         self, found_run: CallerRun, question: BodyQuestion, raw: bytes
     ) -> tuple[BodyAnswer, bytes]:
         try:
-            return await self._while_there(
-                partial(self._shared.reader.ask, found_run.run, self._user, question, raw)
-            )
+            return await self._shared.reader.ask(found_run.run, self._user, question, raw)
         except ValueError as error:
             raise _AnsweredError(400, f"the gateway cannot read the request: {error}") from error
 
@@ -705,37 +704,49 @@ class Exchange:
             raise _AnsweredError(400, why)
         return record
 
-    async def _while_there(
-        self, work: Callable[[], Awaitable[T]], record: RequestRecord | None = None
-    ) -> T:
-        """Return what `work` returns, and cancel it when the client hangs up. Raises
-        `ClientGoneError` then. `record`: of a call that gets its reply meanwhile."""
-        done: list[T] = []
-        failure: Exception | None = None
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._cancel_when_gone, nursery.cancel_scope)
-            nursery.start_soon(self._flush, nursery.cancel_scope)
+    @contextmanager
+    def _settling(self, record: RequestRecord | None) -> Iterator[None]:
+        """Settle the record, whatever happens."""
+        try:
+            yield
+        except BaseException as error:
             if record is not None:
-                nursery.start_soon(_tell_if_silent, record)
+                hung_up = self._gone and isinstance(error, trio.Cancelled)
+                record.broken(ClientGoneError(_HUNG_UP) if hung_up else error)
+            raise
+        finally:
+            if record is not None:
+                record.settle()
+
+    async def _while_there(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Do work, and cancel it when the client hangs up. Raises `ClientGoneError` then.
+
+        There is one nursery for the whole answer: each costs as much as sending a request."""
+        failure: Exception | None = None
+        async with trio.open_nursery() as self._meanwhile:
+            scope = self._meanwhile.cancel_scope
+            self._meanwhile.start_soon(self._cancel_when_gone, scope)
+            self._meanwhile.start_soon(self._flush, scope)
             try:
-                done.append(await work())
+                await work()
             except Exception as error:  # noqa: BLE001 - raised below, not as a group of one
                 failure = error
-            nursery.cancel_scope.cancel()
+            scope.cancel()
         if failure is not None:
             raise failure
-        if not done:
-            raise ClientGoneError("it hung up")
-        return done[0]
+        if self._gone:
+            raise ClientGoneError(_HUNG_UP)
 
     async def _cancel_when_gone(self, scope: trio.CancelScope) -> None:
         await self._http.gone()
+        self._gone = True
         scope.cancel()
 
     async def _flush(self, scope: trio.CancelScope) -> None:
         try:
             await self._http.keep_flushing()
         except ClientGoneError:
+            self._gone = True
             scope.cancel()
 
     async def _forward(
@@ -779,9 +790,9 @@ class Exchange:
                     "set another url"
                 ),
             )
-        await self._while_there(
-            partial(self._send_and_relay, upstream, request, record, space), record
-        )
+        if record is not None and self._meanwhile is not None:
+            self._meanwhile.start_soon(_tell_if_silent, record)
+        await self._send_and_relay(upstream, request, record, space)
 
     async def _leads_back(self, url: httpx2.URL) -> bool:
         """Return whether a URL leads to this gateway, in whatever spelling."""

@@ -155,7 +155,7 @@ def test_a_program_that_makes_no_call_is_not_ended(
     assert "gateway_bypassed" not in at.daemon.log.read_text()
 
 
-def test_a_program_that_saves_no_session_is_seen_by_what_its_connection_carries(
+def test_a_reply_that_has_begun_is_seen(
     desk: MakeDesk, containment: str
 ) -> None:
     at = desk(config=CONFIG, mode=containment, opencode=[Stall("word " * 400)])
@@ -178,5 +178,5 @@ def test_so_is_one_whose_reply_is_over_at_once(
     at.sfactl("run", "--limit", f"cost={LIMIT}", "--timeout", "2m", *command)
     (run,) = at.listed()
     assert run["status"] == "failed"
-    assert "on which" in run["reason"]["message"], run["reason"]
+    assert "it calls its model around the gateway" in run["reason"]["message"], run["reason"]
     assert len(at.talk(OPENCODE).requests) == 1
