@@ -6,9 +6,9 @@ import os
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from http import HTTPStatus
 from ipaddress import ip_address
 from math import ceil
@@ -153,6 +153,37 @@ class _BrokenOffError(Exception):
     """The upstream's reply has ended in the middle."""
 
 
+class SilenceWatch:
+    """Tells of calls to which no byte of a reply has come for a while. One task for all: each that
+    sleeps for a call costs as much as a message to the daemon."""
+
+    def __init__(self) -> None:
+        self._due: dict[RequestRecord, float] = {}
+        """When to look at each call; the first one is due first."""
+        self._some = trio.Event()
+
+    @contextmanager
+    def over(self, record: RequestRecord) -> Iterator[None]:
+        """Look at a call, as long as it waits for its reply."""
+        self._due[record] = trio.current_time() + SILENT_AFTER
+        self._some.set()
+        try:
+            yield
+        finally:
+            self._due.pop(record, None)
+
+    async def serve(self) -> None:
+        while True:
+            if not self._due:
+                self._some = trio.Event()
+                await self._some.wait()
+            await trio.sleep_until(next(iter(self._due.values()), 0.0))
+            now = trio.current_time()
+            for record in [each for each, due in self._due.items() if due <= now]:
+                del self._due[record]
+                record.silent()
+
+
 @dataclass(frozen=True, slots=True)
 class Shared:
     """What all connections share."""
@@ -170,6 +201,7 @@ class Shared:
     trust: Trust
     egress: Egress
     reader: BodyReader
+    silence: SilenceWatch
 
 
 def new_client(trust: Trust, *, proxies: bool = True) -> httpx2.AsyncClient:
@@ -227,11 +259,6 @@ def _decoded(body: bytes, encodings: str) -> bytes:
         return b""
 
 
-async def _tell_if_silent(record: RequestRecord) -> None:
-    await trio.sleep(SILENT_AFTER)
-    record.silent()
-
-
 _NOT_SENT = httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError
 
 
@@ -256,6 +283,12 @@ async def _sent(client: httpx2.AsyncClient, request: httpx2.Request) -> httpx2.R
                 raise
         await trio.sleep(pause)
     return await client.send(request, stream=True)
+
+
+@lru_cache(256)
+def _url(url: str) -> httpx2.URL:
+    """Raises `httpx2.InvalidURL`."""
+    return httpx2.URL(url)  # it costs more to read than a request to write
 
 
 def _is_unresolved(error: BaseException) -> bool:
@@ -392,6 +425,7 @@ class Exchange:
         """The client has hung up."""
         self._meanwhile: trio.Nursery | None = None
         """Of what goes on while the request is answered."""
+        self._flushing = False
 
     @property
     def _user(self) -> int | None:
@@ -726,7 +760,6 @@ class Exchange:
         async with trio.open_nursery() as self._meanwhile:
             scope = self._meanwhile.cancel_scope
             self._meanwhile.start_soon(self._cancel_when_gone, scope)
-            self._meanwhile.start_soon(self._flush, scope)
             try:
                 await work()
             except Exception as error:  # noqa: BLE001 - raised below, not as a group of one
@@ -742,9 +775,16 @@ class Exchange:
         self._gone = True
         scope.cancel()
 
+    def _flush_meanwhile(self) -> None:
+        """Have the client given what it has not taken, as soon as it takes it."""
+        if self._http.unsent and not self._flushing and self._meanwhile is not None:
+            self._flushing = True
+            self._meanwhile.start_soon(self._flush, self._meanwhile.cancel_scope)
+
     async def _flush(self, scope: trio.CancelScope) -> None:
         try:
-            await self._http.keep_flushing()
+            await self._http.flush()
+            self._flushing = False
         except ClientGoneError:
             self._gone = True
             scope.cancel()
@@ -773,7 +813,7 @@ class Exchange:
         try:
             request = httpx2.Request(
                 self._method,
-                url,
+                _url(url),
                 headers=upward(headers, key, upstream.api),
                 content=body if body or self._method in {"POST", "PUT", "PATCH"} else None,
             )
@@ -790,9 +830,8 @@ class Exchange:
                     "set another url"
                 ),
             )
-        if record is not None and self._meanwhile is not None:
-            self._meanwhile.start_soon(_tell_if_silent, record)
-        await self._send_and_relay(upstream, request, record, space)
+        with self._shared.silence.over(record) if record is not None else nullcontext():
+            await self._send_and_relay(upstream, request, record, space)
 
     async def _leads_back(self, url: httpx2.URL) -> bool:
         """Return whether a URL leads to this gateway, in whatever spelling."""
@@ -844,6 +883,7 @@ class Exchange:
 
             async def pass_on(piece: bytes) -> None:
                 self._http.put(relay.feed(piece))
+                self._flush_meanwhile()
                 if record is not None:
                     await _take(record, piece, ENCODED_PIECE if encoded else len(piece))
                 if not self._keeps(space):

@@ -17,7 +17,7 @@ from sfad.gateway.bodies.reader import BodyReader
 from sfad.gateway.call_tally import BodyMemory
 from sfad.gateway.daemon_link import CallerRun, RefusedError
 from sfad.gateway.egress import Egress
-from sfad.gateway.exchange import Shared, new_client
+from sfad.gateway.exchange import Shared, SilenceWatch, new_client
 from sfad.gateway.local_models import LocalModels
 from sfad.gateway.proxy import MAX_CONNECTIONS, Proxy
 from sfad.gateway.upstreams import Trust, Upstream
@@ -251,7 +251,9 @@ async def house(
             trust,
             Egress(most=most),
             BodyReader(),
+            SilenceWatch(),
         )
+        nursery.start_soon(shared.silence.serve)
         proxy = Proxy(shared, most=most, trouble=trouble.append)
         nursery.start_soon(proxy.serve, listener, nursery)
         try:
