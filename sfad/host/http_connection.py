@@ -45,7 +45,6 @@ class HttpConnection:
         self._unsent = bytearray()
         """What the client has not taken."""
         self._sending = trio.Lock()
-        self._waiting = trio.lowlevel.ParkingLot()
         self._asked_for_head = False
         self._body_until: float | None = None
 
@@ -145,6 +144,8 @@ class HttpConnection:
 
     async def flush(self) -> None:
         """Send what was put. Raises `ClientGoneError`."""
+        if not self._unsent:
+            return
         async with self._sending:
             while self._unsent:
                 try:
@@ -153,13 +154,6 @@ class HttpConnection:
                 except (OSError, trio.TooSlowError) as error:
                     raise ClientGoneError(str(error) or "it took nothing of the reply") from error
                 del self._unsent[:sent]
-
-    async def keep_flushing(self) -> None:
-        """Send what is put from now on. Raises `ClientGoneError`."""
-        while True:
-            await self.flush()
-            if not self._unsent:
-                await self._waiting.park()
 
     async def end(self) -> None:
         await self._send(h11.EndOfMessage())
@@ -212,9 +206,7 @@ class HttpConnection:
         data = self._http.send(event) or b""
         if data and not self._unsent:
             data = data[self._written(data) :]
-        if data:
-            self._unsent += data
-            self._waiting.unpark_all()
+        self._unsent += data
 
     def _written(self, data: bytes) -> int:
         """Return how much the client takes at once. Without a switch of tasks, so that an event is

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from ..agents import SESSION_VARIABLES, AgentProgram, Reading
 from ..agents.command import Command
-from ..agents.program import SessionFiles
+from ..agents.program import AgentSessions
 from ..agents.registered import session_of
 from ..agents.setup_reader import NO_SETUPS, TreeSetups
 from ..core.state.run import Run
@@ -246,7 +246,7 @@ class Live(Struct, eq=False):
     created_at: datetime
     program: AgentProgram | None = None
     """The agent program whose events its stdout holds."""
-    session_files: SessionFiles | None = None
+    session_files: AgentSessions | None = None
     """How its program keeps its sessions."""
     nonce: str = field(default_factory=new_nonce)
     """The random part of its cookie (`LaunchSpec.nonce`)."""
@@ -303,7 +303,7 @@ class Live(Struct, eq=False):
         output: Output,
         parts: Parts,
         program: AgentProgram | None,
-        session_files: SessionFiles | None,
+        session_files: AgentSessions | None,
     ) -> None:
         """Be started on this node after all, as was decided now."""
         self.command, self.output, self.parts, self.program = command, output, parts, program

@@ -8,7 +8,7 @@ from msgspec import Struct, convert
 
 from ..agents import AgentProgram
 from ..agents.command import Command
-from ..agents.program import SessionFiles
+from ..agents.program import AgentSessions
 from ..agents.registered import Registered
 from ..agents.setup_reader import NO_SETUPS, TreeSetups
 from ..core.state.access import Peer
@@ -91,7 +91,7 @@ class Prepared(Struct):
     """What the core decides about."""
     program: AgentProgram | None = None
     """The program whose output a meter reads."""
-    session_files: SessionFiles | None = None
+    session_files: AgentSessions | None = None
     """How its program keeps its sessions, of which a meter reads."""
     for_recall: bytes | None = None
     """The request as the ledger keeps it; `None` if that is too large."""

@@ -32,7 +32,7 @@ from .call_journal import Journal
 from .call_tally import BodyMemory
 from .daemon_link import ALONE_MAX, DaemonLink
 from .egress import Egress
-from .exchange import Shared, new_client
+from .exchange import Shared, SilenceWatch, new_client
 from .local_models import LocalModels
 from .proxy import MAX_CONNECTIONS, SPARE_DESCRIPTORS, Proxy
 from .upstreams import Trust
@@ -84,6 +84,7 @@ async def _serve(daemon: str, journal: Journal, user: int | None) -> None:
             trust,
             egress,
             reader,
+            SilenceWatch(),
         )
         proxy = Proxy(shared, most=most, trouble=_complain)
         if user is not None:
@@ -94,6 +95,7 @@ async def _serve(daemon: str, journal: Journal, user: int | None) -> None:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(link.serve)
+                nursery.start_soon(shared.silence.serve)
                 nursery.start_soon(_end_alone, link, proxy, nursery.cancel_scope)
                 if user is not None:
                     nursery.start_soon(_end_without, reader, nursery.cancel_scope)

@@ -6,13 +6,13 @@ import os
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from http import HTTPStatus
 from ipaddress import ip_address
 from math import ceil
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
 import h11
@@ -126,9 +126,9 @@ CLOSE_TIMEOUT = 5.0
 REJECTED_AGAIN = 1.0
 """Seconds. A call that was refused, and is admitted again sooner, was not held: what refuses it
 next is passed on."""
-T = TypeVar("T")
 _JSON = (b"content-type", b"application/json")
 _NO_RETRY = [(b"x-should-retry", b"false")]
+_HUNG_UP = "it hung up"
 
 
 class _AnsweredError(Exception):
@@ -153,6 +153,37 @@ class _BrokenOffError(Exception):
     """The upstream's reply has ended in the middle."""
 
 
+class SilenceWatch:
+    """Tells of calls to which no byte of a reply has come for a while. One task for all: each that
+    sleeps for a call costs as much as a message to the daemon."""
+
+    def __init__(self) -> None:
+        self._due: dict[RequestRecord, float] = {}
+        """When to look at each call; the first one is due first."""
+        self._some = trio.Event()
+
+    @contextmanager
+    def over(self, record: RequestRecord) -> Iterator[None]:
+        """Look at a call, as long as it waits for its reply."""
+        self._due[record] = trio.current_time() + SILENT_AFTER
+        self._some.set()
+        try:
+            yield
+        finally:
+            self._due.pop(record, None)
+
+    async def serve(self) -> None:
+        while True:
+            if not self._due:
+                self._some = trio.Event()
+                await self._some.wait()
+            await trio.sleep_until(next(iter(self._due.values()), 0.0))
+            now = trio.current_time()
+            for record in [each for each, due in self._due.items() if due <= now]:
+                del self._due[record]
+                record.silent()
+
+
 @dataclass(frozen=True, slots=True)
 class Shared:
     """What all connections share."""
@@ -170,6 +201,7 @@ class Shared:
     trust: Trust
     egress: Egress
     reader: BodyReader
+    silence: SilenceWatch
 
 
 def new_client(trust: Trust, *, proxies: bool = True) -> httpx2.AsyncClient:
@@ -194,20 +226,6 @@ def new_client(trust: Trust, *, proxies: bool = True) -> httpx2.AsyncClient:
         limits=limits,
         follow_redirects=False,
     )
-
-
-@contextmanager
-def _settling(record: RequestRecord | None) -> Iterator[None]:
-    """Settle the record, whatever happens."""
-    try:
-        yield
-    except BaseException as error:
-        if record is not None:
-            record.broken(error)
-        raise
-    finally:
-        if record is not None:
-            record.settle()
 
 
 async def _take(record: RequestRecord, data: bytes, at_a_time: int) -> None:
@@ -241,11 +259,6 @@ def _decoded(body: bytes, encodings: str) -> bytes:
         return b""
 
 
-async def _tell_if_silent(record: RequestRecord) -> None:
-    await trio.sleep(SILENT_AFTER)
-    record.silent()
-
-
 _NOT_SENT = httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError
 
 
@@ -270,6 +283,12 @@ async def _sent(client: httpx2.AsyncClient, request: httpx2.Request) -> httpx2.R
                 raise
         await trio.sleep(pause)
     return await client.send(request, stream=True)
+
+
+@lru_cache(256)
+def _url(url: str) -> httpx2.URL:
+    """Raises `httpx2.InvalidURL`."""
+    return httpx2.URL(url)  # it costs more to read than a request to write
 
 
 def _is_unresolved(error: BaseException) -> bool:
@@ -402,6 +421,11 @@ class Exchange:
         """The reply tells its usage only because the gateway has asked for it."""
         self._room = 0
         """Bytes of memory that what the client has not taken may fill."""
+        self._gone = False
+        """The client has hung up."""
+        self._meanwhile: trio.Nursery | None = None
+        """Of what goes on while the request is answered."""
+        self._flushing = False
 
     @property
     def _user(self) -> int | None:
@@ -533,15 +557,28 @@ class Exchange:
     ) -> None:
         with self._shared.memory.space(found_run.run, self._user) as space:
             raw = await self._body(space)
-            try:
-                await self._make_call(found_run, upstream, api, route, raw, space)
-            except _BrokenOffError as error:
-                # the client sees what it would have seen without the gateway: the connection ends
-                # in the middle
-                await self._while_there(self._http.flush)
-                raise ClientGoneError(str(error)) from error
-            # the call is told already: a paused client takes the rest later
-            await self._while_there(self._http.end)
+            await self._while_there(
+                partial(self._answer, found_run, upstream, api, route, raw, space)
+            )
+
+    async def _answer(
+        self,
+        found_run: CallerRun,
+        upstream: Upstream,
+        api: Api,
+        route: Route,
+        raw: bytes,
+        space: BodySpace,
+    ) -> None:
+        try:
+            await self._make_call(found_run, upstream, api, route, raw, space)
+        except _BrokenOffError as error:
+            # the client sees what it would have seen without the gateway: the connection ends in
+            # the middle
+            await self._http.flush()
+            raise ClientGoneError(str(error)) from error
+        # the call is told already: a paused client takes the rest later
+        await self._http.end()
 
     async def _body(self, space: BodySpace) -> bytes:
         _check_size(
@@ -574,7 +611,7 @@ class Exchange:
             return
         if self._method != "POST" or api.calls.search(path) is None:
             unasked = self._unasked(found_run, upstream, api, path)
-            with _settling(unasked):
+            with self._settling(unasked):
                 await self._forward(found_run, upstream, route, raw, self._headers, unasked, space)
             return
         encodings = b",".join(
@@ -585,9 +622,7 @@ class Exchange:
         call = found.call
         estimate = self._shared.estimates.input(found_run.run, call)
         asked = _admission(found_run.run, upstream, api, call, estimate)
-        asked.free = await self._while_there(
-            partial(self._shared.local_models.why_free, upstream, call.model)
-        )
+        asked.free = await self._shared.local_models.why_free(upstream, call.model)
         provider = provider_of(api.name)
         place = (
             place_of(provider, upstream, self._shared.upstreams().values())
@@ -599,7 +634,7 @@ class Exchange:
                 asked.login = login_of(self._headers, upstream.key(), place)
         while True:
             began = trio.current_time()
-            admitted = await self._while_there(partial(self._shared.daemon.admit, replace(asked)))
+            admitted = await self._shared.daemon.admit(replace(asked))
             waited = trio.current_time() - began
             holds = admitted.holds_rejected and (not self._rejected or waited >= REJECTED_AGAIN)
             subscription = (
@@ -625,7 +660,7 @@ class Exchange:
                 space,
                 subscription,
             )
-            with suppress(_RejectedError), _settling(record):
+            with suppress(_RejectedError), self._settling(record):
                 question = replace(question, change=True, max_output=admitted.max_output)
                 forward = partial(
                     self._forward_changed, found_run, upstream, route, raw, record, space
@@ -683,9 +718,7 @@ class Exchange:
         self, found_run: CallerRun, question: BodyQuestion, raw: bytes
     ) -> tuple[BodyAnswer, bytes]:
         try:
-            return await self._while_there(
-                partial(self._shared.reader.ask, found_run.run, self._user, question, raw)
-            )
+            return await self._shared.reader.ask(found_run.run, self._user, question, raw)
         except ValueError as error:
             raise _AnsweredError(400, f"the gateway cannot read the request: {error}") from error
 
@@ -705,37 +738,55 @@ class Exchange:
             raise _AnsweredError(400, why)
         return record
 
-    async def _while_there(
-        self, work: Callable[[], Awaitable[T]], record: RequestRecord | None = None
-    ) -> T:
-        """Return what `work` returns, and cancel it when the client hangs up. Raises
-        `ClientGoneError` then. `record`: of a call that gets its reply meanwhile."""
-        done: list[T] = []
-        failure: Exception | None = None
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._cancel_when_gone, nursery.cancel_scope)
-            nursery.start_soon(self._flush, nursery.cancel_scope)
+    @contextmanager
+    def _settling(self, record: RequestRecord | None) -> Iterator[None]:
+        """Settle the record, whatever happens."""
+        try:
+            yield
+        except BaseException as error:
             if record is not None:
-                nursery.start_soon(_tell_if_silent, record)
+                hung_up = self._gone and isinstance(error, trio.Cancelled)
+                record.broken(ClientGoneError(_HUNG_UP) if hung_up else error)
+            raise
+        finally:
+            if record is not None:
+                record.settle()
+
+    async def _while_there(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Do work, and cancel it when the client hangs up. Raises `ClientGoneError` then.
+
+        There is one nursery for the whole answer: each costs as much as sending a request."""
+        failure: Exception | None = None
+        async with trio.open_nursery() as self._meanwhile:
+            scope = self._meanwhile.cancel_scope
+            self._meanwhile.start_soon(self._cancel_when_gone, scope)
             try:
-                done.append(await work())
+                await work()
             except Exception as error:  # noqa: BLE001 - raised below, not as a group of one
                 failure = error
-            nursery.cancel_scope.cancel()
+            scope.cancel()
         if failure is not None:
             raise failure
-        if not done:
-            raise ClientGoneError("it hung up")
-        return done[0]
+        if self._gone:
+            raise ClientGoneError(_HUNG_UP)
 
     async def _cancel_when_gone(self, scope: trio.CancelScope) -> None:
         await self._http.gone()
+        self._gone = True
         scope.cancel()
+
+    def _flush_meanwhile(self) -> None:
+        """Have the client given what it has not taken, as soon as it takes it."""
+        if self._http.unsent and not self._flushing and self._meanwhile is not None:
+            self._flushing = True
+            self._meanwhile.start_soon(self._flush, self._meanwhile.cancel_scope)
 
     async def _flush(self, scope: trio.CancelScope) -> None:
         try:
-            await self._http.keep_flushing()
+            await self._http.flush()
+            self._flushing = False
         except ClientGoneError:
+            self._gone = True
             scope.cancel()
 
     async def _forward(
@@ -762,7 +813,7 @@ class Exchange:
         try:
             request = httpx2.Request(
                 self._method,
-                url,
+                _url(url),
                 headers=upward(headers, key, upstream.api),
                 content=body if body or self._method in {"POST", "PUT", "PATCH"} else None,
             )
@@ -779,9 +830,8 @@ class Exchange:
                     "set another url"
                 ),
             )
-        await self._while_there(
-            partial(self._send_and_relay, upstream, request, record, space), record
-        )
+        with self._shared.silence.over(record) if record is not None else nullcontext():
+            await self._send_and_relay(upstream, request, record, space)
 
     async def _leads_back(self, url: httpx2.URL) -> bool:
         """Return whether a URL leads to this gateway, in whatever spelling."""
@@ -833,6 +883,7 @@ class Exchange:
 
             async def pass_on(piece: bytes) -> None:
                 self._http.put(relay.feed(piece))
+                self._flush_meanwhile()
                 if record is not None:
                     await _take(record, piece, ENCODED_PIECE if encoded else len(piece))
                 if not self._keeps(space):

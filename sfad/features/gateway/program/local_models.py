@@ -67,9 +67,10 @@ class LocalModels:
         self._known[upstream.url] = known
         if len(self._known) > MOST_KNOWN:
             del self._known[next(iter(self._known))]
-        async with known.lock:
-            if trio.current_time() >= known.until:
-                await self._ask(upstream, known)
+        if trio.current_time() >= known.until:
+            async with known.lock:
+                if trio.current_time() >= known.until:
+                    await self._ask(upstream, known)
         return model in known.models
 
     async def _ask(self, upstream: Upstream, known: _Known) -> None:

@@ -18,7 +18,7 @@ from sfad.features.gateway.program.bodies.reader import BodyReader
 from sfad.features.gateway.program.call_tally import BodyMemory
 from sfad.features.gateway.program.daemon_link import CallerRun, RefusedError
 from sfad.features.gateway.program.egress import Egress
-from sfad.features.gateway.program.exchange import Shared, new_client
+from sfad.features.gateway.program.exchange import Shared, SilenceWatch, new_client
 from sfad.features.gateway.program.local_models import LocalModels
 from sfad.features.gateway.program.proxy import MAX_CONNECTIONS, Proxy
 from sfad.features.gateway.program.upstreams import Trust, Upstream
@@ -250,7 +250,9 @@ async def house(
             trust,
             Egress(most=most),
             BodyReader(),
+            SilenceWatch(),
         )
+        nursery.start_soon(shared.silence.serve)
         proxy = Proxy(shared, most=most, trouble=trouble.append)
         nursery.start_soon(proxy.serve, listener, nursery)
         try:

@@ -173,12 +173,12 @@ class _AnthropicReader(ReplyReader):
         """Later events repeat a figure only where it has changed. Some servers repeat one as 0."""
         if not isinstance(more, dict):
             return
-        usage, lost = self._usage, anthropic_usage(more).lost
+        usage, own = self._usage, anthropic_usage(more)
         for name, told in more.items():
             if told is not None and (counters.number(told) or not counters.number(usage.get(name))):
                 usage[name] = told
-        said = anthropic_usage(usage)
-        self._lost |= lost
+        said = own if usage == more else anthropic_usage(usage)
+        self._lost |= own.lost
         absent = {"input_tokens"} if usage.get("input_tokens") is None else set()
         said = said._replace(lost=said.lost | self._lost | absent)
         self.tiers = words(

@@ -52,14 +52,16 @@ class _Fields:
 
     def count(self, *names: str) -> int:
         """Return the first of these that has a number above 0, else 0."""
-        return next((found for name in names if (found := self._number(name))), 0)
-
-    def _number(self, name: str) -> int:
-        value = self.get(name)
-        found = number(value)
-        if value is None or value == found:
-            return found
-        self.lost.add(name)  # also a part of a token
+        if isinstance(self.of, dict):
+            for name in names:
+                value = self.of.get(name)
+                if value is None:  # as most are: each event of a stream is asked for some fifteen
+                    continue
+                found = number(value)
+                if value != found:
+                    self.lost.add(name)  # also a part of a token
+                elif found:
+                    return found
         return 0
 
     def inner(self, *names: str) -> "_Fields":
