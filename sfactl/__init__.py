@@ -38,10 +38,12 @@ also `sfad.host.probe` and `sfad.features.listed`; `diff`, `land` and `worktrees
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .api.agents import Agent
     from .api.asking import Outcome
     from .api.awaited import TrioDaemon, TrioRun
-    from .api.blocking import Daemon, Run
+    from .api.blocking import Daemon
     from .api.errors import (
+        AgentStopped,
         DaemonUnreachable,
         LimitReached,
         NotInARun,
@@ -51,19 +53,26 @@ if TYPE_CHECKING:
         SfadError,
         Unanswered,
     )
+    from .api.runs import Run
+    from .api.trio_agents import TrioAgent
 
 _PUBLIC = {
     "asking": ("Outcome",),
+    "agents": ("Agent",),
     "awaited": ("TrioDaemon", "TrioRun"),
-    "blocking": ("Daemon", "Run"),
+    "blocking": ("Daemon",),
     "errors": (
-        "DaemonUnreachable", "LimitReached", "NotInARun", "Refused", "RequestFailed", "RunFailed",
-        "SfadError", "Unanswered",
+        "AgentStopped", "DaemonUnreachable", "LimitReached", "NotInARun", "Refused",
+        "RequestFailed", "RunFailed", "SfadError", "Unanswered",
     ),
+    "runs": ("Run",),
+    "trio_agents": ("TrioAgent",),
 }  # fmt: skip
 """What this package offers, by the modules of `api`. The command needs none of them."""
 
 __all__ = [
+    "Agent",
+    "AgentStopped",
     "Daemon",
     "DaemonUnreachable",
     "LimitReached",
@@ -74,6 +83,7 @@ __all__ = [
     "Run",
     "RunFailed",
     "SfadError",
+    "TrioAgent",
     "TrioDaemon",
     "TrioRun",
     "Unanswered",

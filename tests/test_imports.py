@@ -63,7 +63,7 @@ LAYERS = [
 daemon ← features ← cli`. Other modules (agents, config, host, and what features declare) are
 leaves: any layer of the shell may use them, and they may use none."""
 
-TRIO_FORM = {"sfactl.api.awaited", "sfactl.api.streaming"}
+TRIO_FORM = {"sfactl.api.awaited", "sfactl.api.streaming", "sfactl.api.trio_agents"}
 """The Python client for trio."""
 
 HEAVY = (

@@ -4,7 +4,11 @@
 `options`   what `spawn` takes, and the request that it makes
 `asking`    what each method asks of the daemon and makes of the reply; no I/O
 `pool`      connections that threads take turns with
-`blocking`  `Daemon` and `Run`, for threads
+`runs`      `Run`, for threads
+`attending` the agents within a program, and the connection that they live on; no I/O
+`agents`    `Agent`, for threads
+`blocking`  `Daemon`, for threads
 `streaming` a connection that a trio task has to itself
+`trio_agents` `TrioAgent`, for trio
 `awaited`   `TrioDaemon` and `TrioRun`, for trio
 """

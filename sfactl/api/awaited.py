@@ -4,27 +4,33 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
 from signal import SIGTERM
 from typing import Any, TypeVar, Unpack
 
 import trio
+from msgspec.structs import replace
 
 from sfad.protocol.requests.daemon import AgentInfo, DaemonStatus, Pruned
+from sfad.protocol.requests.listing import List
+from sfad.protocol.requests.starting import Spawn
 from sfad.protocol.requests.steering import Stopped
 from sfad.protocol.requests.subscriptions import SubscriptionInfo
 from sfad.protocol.types import CallInfo, ErrorCode, Event, RunId, RunInfo, Severity
 
+from ..client import Sfad
 from ..connecting.connection import AGAIN, ConnectionLost, DaemonError, check
 from ..exits import Quit
 from . import asking
 from .asking import Call, Following, FollowingRun, Outcome
 from .asking import Stream as OutputStream
+from .attending import admission
 from .errors import of_quit
-from .options import Amount, Limits, StartOptions, Word, spawn_of
+from .options import AdmitOptions, Amount, Limits, StartOptions, Word, spawn_of
 from .pool import KEPT, opener
 from .streaming import Stream
+from .trio_agents import TrioAgent, TrioAttendant, block
 
 R = TypeVar("R")
 
@@ -36,7 +42,9 @@ class TrioDaemon:
     def __init__(
         self, socket: str | None = None, *, start: bool = True, fleet: bool = False
     ) -> None:
-        self._opener = opener(socket, start=start, fleet=fleet)
+        self._opener, self._socket = opener(socket, start=start, fleet=fleet), socket
+        self._opening = trio.Lock()
+        self._attendant: TrioAttendant | None = None
         self._idle: list[Stream] = []
         self._closed = False
 
@@ -47,8 +55,11 @@ class TrioDaemon:
         self.close()
 
     def close(self) -> None:
-        """Close the connections. Runs go on."""
+        """Close the connections. Runs go on, but agents within this program end."""
         self._closed = True
+        if self._attendant is not None:
+            self._attendant.close()
+            self._attendant = None
         while self._idle:
             self._idle.pop().close()
 
@@ -101,6 +112,35 @@ class TrioDaemon:
     ) -> TrioRun:
         return TrioRun(self, (await self.ask(asking.spawn(spawn_of(command, agent, options)))).id)
 
+    def admit(
+        self, name: str, **options: Unpack[AdmitOptions]
+    ) -> AbstractAsyncContextManager[TrioAgent]:
+        """Have an agent within this program for a block: `async with daemon.admit(…) as agent`. A
+        stop, a breach or a passed deadline cancels the block, which is left without an
+        exception."""
+        return self._block(admission(name, options, None))
+
+    def _block(self, request: Spawn) -> AbstractAsyncContextManager[TrioAgent]:
+        return block(lambda: self._admitted(request), lambda run: self.stop(run))
+
+    async def _admitted(self, request: Spawn) -> TrioAgent:
+        try:
+            async with self._opening:
+                if self._attendant is None:
+                    stream = Stream.opened(self._opener)
+                    self._attendant = await TrioAttendant.opened(stream)
+                attendant = self._attendant
+        except Quit as error:
+            raise of_quit(error) from None
+        return TrioAgent(self, attendant, await attendant.admit(request))
+
+    async def _spawned(self, request: Spawn, below: RunId) -> TrioRun:
+        started = await self.ask(asking.spawn(replace(request, below=below)))
+        return TrioRun(self, started.id)
+
+    def _sfad(self, run: RunId) -> Sfad:
+        return Sfad(run=run, socket=self._socket)
+
     async def go_on(
         self, run: RunId, task: str | None = None, *, rest: bool = False, fresh: bool = False
     ) -> TrioRun:
@@ -113,11 +153,12 @@ class TrioDaemon:
         return TrioRun(self, (await self.ask(asking.info(run))).id)
 
     async def runs(self, **filters: Any) -> AsyncIterator[RunInfo]:
-        wanted = asking.run_pages(filters)
+        wanted: List | None = asking.run_pages(filters)
         while wanted is not None:
-            found, wanted = await self.ask(asking.runs(wanted))
-            for run in found:
+            page = await self.ask(asking.runs(wanted))
+            for run in page.runs:
                 yield run
+            wanted = page.next
 
     async def stop(
         self,
@@ -184,7 +225,7 @@ class TrioDaemon:
 
 
 async def _answered(stream: Stream, following: Following) -> AsyncIterator[Event]:
-    while not following.ended:
+    while True:
         for reply in await stream.arrived():
             check(reply)
             found, more = following.take(reply)
@@ -264,13 +305,13 @@ class TrioRun:
         )
 
     async def calls(self) -> AsyncIterator[CallInfo]:
-        after, more = None, True
-        while more:
-            found, more = await self.daemon.ask(asking.model_calls(self.id, after))
-            for call in found:
-                yield call
-            after = found[-1] if found else after
-            more = more and bool(found)
+        after: CallInfo | None = None
+        while True:
+            page = await self.daemon.ask(asking.model_calls(self.id, after))
+            for after in page.calls:
+                yield after
+            if not (page.more and page.calls):
+                return
 
     async def go_on(
         self, task: str | None = None, *, rest: bool = False, fresh: bool = False

@@ -1,25 +1,34 @@
-"""`Daemon` and `Run`: the daemon and its runs, for threads."""
+"""`Daemon`, for threads."""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from signal import SIGTERM
 from typing import Any, TypeVar, Unpack
 
+from msgspec.structs import replace
+
 from sfad.protocol.requests.daemon import AgentInfo, DaemonStatus, Pruned
+from sfad.protocol.requests.listing import List
+from sfad.protocol.requests.starting import Spawn
 from sfad.protocol.requests.steering import Stopped
 from sfad.protocol.requests.subscriptions import SubscriptionInfo
-from sfad.protocol.types import CallInfo, ErrorCode, Event, RunId, RunInfo, Severity
+from sfad.protocol.types import ErrorCode, Event, RunId, RunInfo, Severity
 
+from ..client import Sfad
 from ..connecting.connection import AGAIN, Client, ConnectionLost, DaemonError, check
 from ..exits import Quit
 from . import asking
-from .asking import Call, Following, FollowingRun, Outcome, Stream
-from .errors import of_quit
-from .options import Amount, Limits, StartOptions, Word, spawn_of
+from .agents import Agent, Attendant
+from .asking import Call, Following
+from .attending import Admission, admission
+from .errors import AgentStopped, of_quit
+from .options import AdmitOptions, StartOptions, Word, spawn_of
 from .pool import Pool, opener
+from .runs import Run
 
 R = TypeVar("R")
 
@@ -38,7 +47,10 @@ class Daemon:
     def __init__(
         self, socket: str | None = None, *, start: bool = True, fleet: bool = False
     ) -> None:
-        self._pool = Pool(opener(socket, start=start, fleet=fleet))
+        self._opener, self._socket = opener(socket, start=start, fleet=fleet), socket
+        self._pool = Pool(self._opener)
+        self._lock = threading.Lock()
+        self._attendant: Attendant | None = None
 
     def __enter__(self) -> Daemon:
         return self
@@ -47,7 +59,11 @@ class Daemon:
         self.close()
 
     def close(self) -> None:
-        """Close the connections. Runs go on."""
+        """Close the connections. Runs go on, but agents within this program end."""
+        with self._lock:
+            attendant, self._attendant = self._attendant, None
+        if attendant is not None:
+            attendant.close()
         self._pool.close()
 
     def ask(self, call: Call[R], patience: float | None = None) -> R:
@@ -77,6 +93,40 @@ class Daemon:
         `StartOptions`. Raise `Refused` if the guard says no."""
         return Run(self, self.ask(asking.spawn(spawn_of(command, agent, options))).id)
 
+    def admit(
+        self,
+        name: str,
+        *,
+        on_stop: Callable[[AgentStopped], object] | None = None,
+        **options: Unpack[AdmitOptions],
+    ) -> Agent:
+        """Start an agent within this program: a run without a process, below the run in which this
+        process is, or a root. While its tree is queued, wait. `on_stop` is called in a thread of
+        this client once when the agent is to end. Raise `Refused` if the guard says no."""
+        return self._admitted(admission(name, options, None), on_stop)
+
+    def _admitted(self, request: Spawn, on_stop: Callable[[AgentStopped], object] | None) -> Agent:
+        try:
+            with self._lock:
+                if self._attendant is None:
+                    self._attendant = Attendant(self._opener)
+                attendant = self._attendant
+        except Quit as error:
+            raise of_quit(error) from None
+        agent = Agent(self, attendant, attendant.admit(Admission(request)), on_stop)
+        try:
+            agent._begin()
+        except BaseException:  # Ctrl-C while it is queued
+            self.stop(agent.id)
+            raise
+        return agent
+
+    def _spawned(self, request: Spawn, below: RunId) -> Run:
+        return Run(self, self.ask(asking.spawn(replace(request, below=below))).id)
+
+    def _sfad(self, run: RunId) -> Sfad:
+        return Sfad(run=run, socket=self._socket)
+
     def go_on(
         self, run: RunId, task: str | None = None, *, rest: bool = False, fresh: bool = False
     ) -> Run:
@@ -95,7 +145,7 @@ class Daemon:
         """Yield runs, oldest first. `filters`: `status`, `name`, `user`, `root`, `since` (a time,
         or Unix seconds), `labels`, `group`, `type`, `channel`, `model`; `live` fills in processes
         and memory."""
-        wanted = asking.run_pages(filters)
+        wanted: List | None = asking.run_pages(filters)
         while wanted is not None:
             found, wanted = self.ask(asking.runs(wanted))
             yield from found
@@ -168,7 +218,7 @@ class Daemon:
 
 
 def _answered(client: Client, following: Following) -> Iterator[Event]:
-    while not following.ended:
+    while True:
         for answer in client.arrived():
             check(answer.reply)
             found, more = following.take(answer.reply)
@@ -177,96 +227,3 @@ def _answered(client: Client, following: Following) -> Iterator[Event]:
             yield from found
             if following.ended:
                 return
-
-
-class Run:
-    """A run. Its methods ask the daemon each time; nothing is kept here but its id."""
-
-    def __init__(self, daemon: Daemon, run: RunId) -> None:
-        self.daemon = daemon
-        self.id = run
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.id}>"
-
-    def info(self) -> RunInfo:
-        """Return what the daemon knows of the run now."""
-        return self.daemon.ask(asking.info(self.id))
-
-    def wait(self, timeout: float | None = None) -> Outcome:
-        """Return how the run has ended, once it has. Raise `TimeoutError` after `timeout`
-        seconds."""
-        return self.daemon.ask(asking.wait(self.id, timeout))
-
-    def stop(self, *, grace: float | None = None, signal: int = SIGTERM) -> Stopped:
-        """Stop it with everything below it, and return when no process of it is alive, or something
-        survived."""
-        return self.daemon.ask(asking.stop([self.id], grace=grace, signal=signal))
-
-    def pause(self) -> RunInfo:
-        """Freeze it and everything below it."""
-        return self.daemon.ask(asking.pause(self.id))
-
-    def resume(self, limits: Limits | None = None) -> RunInfo:
-        """Thaw it. `limits`: new values of the limits that hold it."""
-        return self.daemon.ask(asking.resume(self.id, limits or {}))
-
-    def approve(self, limits: Limits | None = None) -> RunInfo:
-        """Grant the increase that it waits for."""
-        return self.daemon.ask(asking.approve(self.id, limits or {}))
-
-    def deny(self) -> RunInfo:
-        """Refuse the increase that it waits for, and stop it."""
-        return self.daemon.ask(asking.deny(self.id))
-
-    def limit(self, **limits: Amount) -> RunInfo:
-        """Change its limits, up or down: `run.limit(cost=5, turns="80:pause")`."""
-        return self.daemon.ask(asking.limit(self.id, limits))
-
-    def send(self, data: bytes | str, *, eof: bool = False) -> None:
-        """Write to its stdin, which it must have been started with (`stdin=True`). `eof`: close it
-        then."""
-        self.daemon.ask(asking.send(self.id, data, eof=eof))
-
-    def signal(self, number: int) -> None:
-        """Send a signal to its main process alone."""
-        self.daemon.ask(asking.signal(self.id, number))
-
-    def events(self, *, types: Sequence[str] = (), severity: Severity = "low") -> Iterator[Event]:
-        """Yield the events of the run and of those below it from its start on, until its end."""
-        return self.daemon.follow(FollowingRun(self.id, types, severity))
-
-    def logs(self, stream: Stream = "stdout", *, follow: bool = False) -> Iterator[bytes]:
-        """Yield its output as it is kept, and with `follow` what it writes until its end."""
-        offset = 0
-        while True:
-            piece = self.daemon.ask(asking.output(self.id, stream, offset))
-            if piece.data:
-                yield piece.data
-            elif piece.last or not follow:
-                return
-            else:
-                time.sleep(asking.LOOK)
-            offset = piece.next
-
-    def result(
-        self, *, raw: bool = False, wrapped: bool = False, max_bytes: int = 64 * 1024
-    ) -> str:
-        """Return the final answer of a run that has ended; if its meter knows none, its stdout.
-        `wrapped`: made safe for a language model."""
-        return self.daemon.ask(
-            asking.result(self.id, raw=raw, wrapped=wrapped, max_bytes=max_bytes)
-        )
-
-    def calls(self) -> Iterator[CallInfo]:
-        """Yield the model calls that it has made through the gateway."""
-        after, more = None, True
-        while more:
-            found, more = self.daemon.ask(asking.model_calls(self.id, after))
-            yield from found
-            after = found[-1] if found else after
-            more = more and bool(found)
-
-    def go_on(self, task: str | None = None, *, rest: bool = False, fresh: bool = False) -> Run:
-        """Continue its agent's session in a new run, as `Daemon.go_on` does."""
-        return self.daemon.go_on(self.id, task, rest=rest, fresh=fresh)

@@ -6,7 +6,7 @@ Each has `kind`, a word for programs; `detail`, which has the values, and may be
 
 from __future__ import annotations
 
-from sfad.protocol.types import ErrorCode, LimitRefusal, Reason, Refusal, RunInfo
+from sfad.protocol.types import ErrorCode, LimitRefusal, Reason, Refusal, RunId, RunInfo
 
 from ..connecting.connection import ConnectionLost, DaemonError, Unreachable
 from ..exits import Quit, UsageError
@@ -82,6 +82,19 @@ class RunFailed(SfadError):
         words = f": {reason.message}" if reason.message else ""
         super().__init__(f"run {run.id} ('{run.name}') is {run.status.value}{words}", reason.kind)
         self.detail = run.status.value
+        self.run = run
+
+
+class AgentStopped(SfadError):
+    """The run of an agent within this program is being stopped, or has ended: it is to end what it
+    does. `kind` is that of the reason (docs/states.md), `detail` the kind of limit, and `run` its
+    id."""
+
+    def __init__(self, run: RunId, name: str, reason: Reason | None) -> None:
+        words = reason.message if reason is not None and reason.message else "it has ended"
+        kind = reason.kind if reason is not None else "ended"
+        super().__init__(f"agent {run} ('{name}') is stopped: {words}", kind)
+        self.detail = (reason.limit_kind or "") if reason is not None else ""
         self.run = run
 
 

@@ -90,6 +90,37 @@ class StartOptions(TypedDict, total=False):
     """Nodes, or labels of nodes as `gpu=yes`."""
 
 
+class AdmitOptions(TypedDict, total=False):
+    """Options of `admit`, by keyword, with the meaning that they have for `spawn`."""
+
+    kind: Literal["agent", "skill"]
+    type: str
+    limits: Limits
+    on_limit: str
+    """Action of limits that name none; or `terminate_process`: a stop of the run ends this
+    process, by SIGTERM, and SIGKILL after the grace."""
+    timeout: float | str
+    gateway: bool
+    models: Sequence[str]
+    labels: Mapping[str, str]
+    channel: str
+    grace: float
+    on_end: str
+    queue: bool
+    after: Sequence[str]
+    group: str
+    priority: int
+    detach: bool
+    max_depth: int
+    max_descendants: int
+    leaf: bool
+    nested: bool
+    allow: Sequence[str]
+    deny: Sequence[str]
+    allow_tools: Sequence[str]
+    block_tools: Sequence[str]
+
+
 SOURCE = "spawn()"
 """What is shown as the source of a limit of this client."""
 
@@ -124,9 +155,9 @@ def spawn_of(command: Sequence[Word], agent: str | None, given: Mapping[str, Any
         raise of_quit(error) from None
 
 
-def limits_of(given: Limits, source: str = SOURCE) -> list[Limit]:
+def limits_of(given: Limits | object, source: str = SOURCE) -> list[Limit]:
     """Return limits as they are asked for. Raise `ValueError` with what is allowed."""
-    if isinstance(given, str) or not isinstance(given, Mapping):
+    if not isinstance(given, Mapping):
         raise TypeError(f"limits are written as {{'cost': 2, 'time': '20m'}}, not as {given!r}")
     found = (parse_limit(f"{kind}={amount}", source) for kind, amount in given.items())
     try:
@@ -143,8 +174,8 @@ def _words(given: Iterable[str]) -> list[Words]:
     return [Words(word) for word in _texts(given)]
 
 
-def _texts(given: Iterable[str]) -> list[str]:
-    if isinstance(given, str):
+def _texts(given: Iterable[str] | object) -> list[str]:
+    if isinstance(given, str) or not isinstance(given, Iterable):
         raise TypeError(f"several words are expected, as in [{given!r}], not one text")
     return list(given)
 

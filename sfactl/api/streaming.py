@@ -72,13 +72,16 @@ class Stream:
     async def send(self, request: Request) -> int:
         """Send a request, and return its id. Raise `ConnectionLost`, `UsageError`."""
         number, frame = self._client.packed(request)
+        await self.send_frame(frame)
+        return number
+
+    async def send_frame(self, frame: bytes) -> None:
         rest = memoryview(frame)
         try:
             while rest:
                 rest = rest[await self._socket.send(rest) :]
         except OSError:
             raise ConnectionLost(self._client.path) from None
-        return number
 
     async def _answer(self, wanted: int, expected: type[R]) -> R:
         while True:

@@ -17,6 +17,7 @@ NAMES = (
     "isolation",  # sandboxes
     "worktrees",  # of git, which sandboxes show
     "fleet",  # runs on other machines, and files that are sent with them
+    "admitted",  # runs without a process: agents that are functions of a program
 )
 """Their folders."""
 

@@ -67,6 +67,7 @@ def asked_of(
         continues=order.continues.run if order.continues is not None else None,
         placing=order.placing,
         grant=order.grant,
+        in_program=order.admit is not None,
         prints_in=None if printed_as_text and program is not None else prints_in,
     )
     return asked, program

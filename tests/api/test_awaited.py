@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from sfactl import Refused, TrioDaemon
-from sfactl.api import awaited, blocking
+from sfactl.api import awaited, blocking, runs
 from sfad.protocol.types import Status
 from tests import harness
 from tests.conftest import Start
@@ -31,7 +31,7 @@ def public(kind: type) -> set[str]:
 
 
 def test_both_forms_have_the_same_methods() -> None:
-    assert public(awaited.TrioRun) == public(blocking.Run)
+    assert public(awaited.TrioRun) == public(runs.Run)
     assert public(awaited.TrioDaemon) == public(blocking.Daemon)
 
 

@@ -110,7 +110,7 @@ def test_what_is_written_wrongly_is_told_before_anything_is_asked() -> None:
     with pytest.raises(TypeError, match="no option 'nmae'"):
         daemon.spawn(["true"], nmae="x")  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="not one text"):
-        daemon.spawn(["true"], deny="stop")  # type: ignore[arg-type]
+        daemon.spawn(["true"], deny="stop")
     with pytest.raises(ValueError, match="nothing to run"):
         daemon.spawn()
     with pytest.raises(sfactl.DaemonUnreachable) as raised:

@@ -16,11 +16,13 @@ SAYS = (
     ["run_accepted", "run_completed", "completed None reading\ndone\n"],
     ["cancelled"],
     ["completed"],
+    ["completed\n0.2\ncompleted 0.0045"],
+    ["patient has finished", "patient is completed because of None", "hasty is timeout because"],
 )  # fmt: skip
 """What each prints."""
 
 
-@pytest.mark.parametrize(("program", "says"), zip(PROGRAMS, SAYS, strict=True), ids=range(3))
+@pytest.mark.parametrize(("program", "says"), list(zip(PROGRAMS, SAYS, strict=True)))
 def test_a_program(share: Start, program: str, says: list[str]) -> None:
     done = subprocess.run(
         [sys.executable, "-c", program], env=share().env, capture_output=True, text=True,

@@ -85,6 +85,8 @@ class AttemptTracker:
         ):
             run.miss_calls()
         if run.status is Status.STOPPING:
+            if ev.left:
+                self._lifecycle.leave_running(run)
             if ev.empty and not run.children:
                 self._lifecycle.finish(run, ev.at)
             self._stopping.main_ended(run)
@@ -97,6 +99,9 @@ class AttemptTracker:
             self.conclude_unseen(run, ev.at, why, empty=ev.empty)
         elif latest.succeeded:
             self.conclude(run, ev.at, Ending(Status.COMPLETED, None), empty=ev.empty)
+        elif ev.failed is not None:
+            reason = Reason(kind=ReasonKind.AGENT, message=ev.failed)
+            self.conclude(run, ev.at, Ending(Status.FAILED, reason), empty=ev.empty)
         elif run.asked.inherits and latest.exit.interrupted:
             # the key went to the program and not to sfactl, which would have stopped the run
             reason = Reason(

@@ -61,6 +61,11 @@ class Launching:
     def launch(self, run: Run) -> None:
         """Launch an attempt, or feed `LaunchFailed`."""
         live = self.catalogue.live[run.id]
+        if run.asked.in_program:
+            self.metering.begin_attempt(live)
+            self.parts.carry_out(live)
+            self.resources.spool.spawns.launched(run)
+            return
         opened: list[int] = []
         if live.credentials is None and run.birth.uid != 0 and os.geteuid() == 0:
             self._fail(

@@ -155,6 +155,16 @@ class Part:
     the fleet."""
     shared_changed: Callable[[], object] | None = None
     """What features share has changed."""
+    carry_out: Callable[[Live], object] | None = None
+    """Begins a run that has no process, because a program carries it out (`Spawn.admit`)."""
+    carry_on: Callable[[Live], object] | None = None
+    """Goes on with such a run of an earlier daemon. The core does not know it yet."""
+    below: Callable[[Any, RunId], Peer] | None = None
+    """Returns who asks for a run that is to be below such a one (`Spawn.below`), given the `Asker`.
+    Raises `RequestError`."""
+    is_caller: Callable[[Live, int | None], bool] | None = None
+    """Returns whether a socket is one of the program that carries a run out. Here such runs touch
+    the gateway."""
     launch: Callable[[Live, Launch], Launch] | None = None
     """Returns what a run is launched with, given that with the variables of the heart. Its gateway
     changes the environment after that. A part may set this or take it back while the daemon goes
@@ -297,6 +307,11 @@ class Parts:
                 self._part(name)
         if live.run.remote is not None or live.run.lease is not None:
             self._placing()
+        if live.run.asked.in_program and live.run.attempt:
+            part = self._of_programs()
+            assert part is not None
+            assert part.carry_on is not None
+            part.carry_on(live)
 
     def _does(self, name: str, run: decided.Parts, above: Live | None = None) -> bool:
         """Return whether a feature does something for a run or for the one above it, or decides
@@ -330,6 +345,30 @@ class Parts:
             if launch is not None and self._does(name, live.parts):
                 given = launch(live, given)
         return given
+
+    def carry_out(self, live: Live) -> None:
+        """Begin a run that has no process."""
+        part = self._of_programs()
+        assert part is not None
+        assert part.carry_out is not None
+        part.carry_out(live)
+
+    def below(self, asker: Any, run: RunId) -> Peer:
+        """Return who asks for a run below one that has no process. Raise `RequestError`."""
+        part = self._of_programs()
+        if part is None or part.below is None:
+            raise bad_request(_MISSING.format("below"))
+        return part.below(asker, run)
+
+    def is_caller(self, live: Live, inode: int | None) -> bool:
+        """Return whether a socket is one of the program that carries a run out."""
+        part = self._of_programs()
+        return part is not None and part.is_caller is not None and part.is_caller(live, inode)
+
+    def _of_programs(self) -> Part | None:
+        """Return the part of the feature that has runs without a process."""
+        name = self._deciders.get("admit")
+        return self._part(name) if name is not None else None
 
     def _placing(self) -> Part | None:
         """Return the part of the feature that has runs executed on other machines."""

@@ -135,6 +135,8 @@ class Starting:
         return await self.prepare(around), around
 
     def _keep_for_recall(self, p: Prepared, around: Surroundings) -> None:
+        if around.order.admit is not None:  # no command would start it again
+            return
         inherited = {} if around.caller is None else self._parts.inherited(p)
         p.for_recall = to_recall(around.order, p, around.caller, inherited)
 
