@@ -110,6 +110,8 @@ class LimitsConfig(Struct, frozen=True, kw_only=True):
     max_cost: Annotated[float, Meta(ge=0.01, le=1_000_000)] = 100.0
     max_output: Annotated[int, Meta(ge=64 * 1024, extra=SIZE)] = 1024**3
     nearing: Annotated[float, Meta(gt=0, lt=1)] = 0.8
+    conclude_reserve: Annotated[float, Meta(gt=0, lt=1)] = 0.1
+    """Of cost or tokens whose action is `conclude`."""
     repeats: Annotated[int, Meta(ge=2, le=1_000_000)] = 10
     """Equal tool calls in a row."""
     pause_max: Annotated[float, Meta(ge=1, le=31 * 86400, extra=DURATION)] = 86400.0

@@ -247,7 +247,7 @@ class SpawnOptions(Struct, frozen=True):
         Action | None,
         Value("ACTION", parse_action, words="action").option(
             "Action of limits that name none: "
-            "terminate, pause, warn, refuse, request_increase (default: the profile's)"
+            "terminate, pause, warn, refuse, conclude, request_increase (default: the profile's)"
         ),
     ] = None
     limits: Limits = None

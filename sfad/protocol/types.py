@@ -119,6 +119,9 @@ class Action(Word):
     WARN = "warn"
     REQUEST_INCREASE = "request_increase"
     REFUSE = "refuse"
+    CONCLUDE = "conclude"
+    """The gateway lets one last call through, for which the limit has kept a part back, and says so
+    in it; then the run ends. Only of `cost`, `tokens` and `turns`."""
     CONTINUE = "continue"
     """Stop the attempt, and have the next one continue the agent's session. Only of `silence`."""
 

@@ -11,7 +11,13 @@ from tests.conftest import Start
 from tests.docs.pages import blocks, text_of
 from tests.harness import PATIENCE
 
-PROGRAMS = [block.text for block in blocks(text_of("python.md")) if block.language == "python"]
+FRAMEWORKS = ("from pydantic_ai", "from agents", "from langgraph")
+"""Tried by tests/frameworks."""
+PROGRAMS = [
+    block.text
+    for block in blocks(text_of("python.md"))
+    if block.language == "python" and not any(each in block.text for each in FRAMEWORKS)
+]
 SAYS = (
     ["run_accepted", "run_completed", "completed None reading\ndone\n"],
     ["cancelled"],

@@ -118,6 +118,8 @@ class Policy:
     """Bytes. The largest limit of output that can be asked for."""
     nearing: float = 0.8
     """The share of a threshold at which `limit_nearing` is published."""
+    conclude_reserve: float = 0.1
+    """The share of a limit that concludes which is kept for the last call."""
     watches_clocks: bool = False
     """Features look at runs whose time is at another share of its limit than `nearing`."""
     repeats: int = 10

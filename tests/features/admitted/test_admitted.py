@@ -218,6 +218,24 @@ def test_bills_of_parallel_agents_are_exact(gated: Daemon, provider: Provider) -
     assert (ended["poor"].usage.cost_usd or 0) <= 0.02
 
 
+def test_a_limit_that_concludes_has_a_last_call(gated: Daemon, provider: Provider) -> None:
+    with gated.admit("concludes", limits={"cost": "0.1:conclude"}) as agent:
+        url = agent.base_url()
+        answers = [call(url, output=2000)]
+        while answers[-1][0] == 200:
+            answers.append(call(url, output=2000))
+        wait_until(lambda: agent.stopped is not None, "it is told")
+    assert "has made its last call" in answers[-1][1]
+    sizes = [bill.size for bill in provider.bills]
+    assert len(sizes) == len(answers) - 1
+    assert len(set(sizes[:-1])) == 1
+    assert sizes[-1] > sizes[0] + len("This is your last answer")
+    assert agent.outcome is not None
+    assert agent.outcome.reason is not None
+    assert (agent.outcome.status, agent.outcome.reason.kind) == (Status.FAILED, "limit")
+    assert 0.09 * 0.9 <= provider.usd <= 0.1
+
+
 def test_only_its_process_may_call_its_address(gated: Daemon, provider: Provider) -> None:
     with gated.admit("owner") as agent:
         url = agent.base_url()
