@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any, Literal, TypedDict
 
 from sfad.protocol.limits import parse_action, parse_limit
@@ -65,6 +66,12 @@ class StartOptions(TypedDict, total=False):
     log: bool
     """False: keep no output."""
     on_end: str
+    check: Sequence[str]
+    """Commands that have to succeed after it."""
+    check_timeout: float | str
+    setup: str
+    at: datetime
+    terminal: bool
     queue: bool
     """False: refuse the run instead of waiting for a slot."""
     after: Sequence[str]
@@ -132,14 +139,16 @@ _NAMES |= {"block_tools": "block_tool", "limits": "limit"}
 def spawn_of(command: Sequence[Word], agent: str | None, given: Mapping[str, Any]) -> Spawn:
     """Return the request. Raise `ValueError` for what is written wrongly, and `TypeError` for an
     unknown option."""
-    unknown = given.keys() - StartOptions.__annotations__.keys()
-    if unknown:
-        raise TypeError(f"spawn has no option {', '.join(map(repr, sorted(unknown)))}")
     options = {
         _NAMES.get(name, name): _READ[name](value) if name in _READ else value
         for name, value in given.items()
         if name not in _SWITCHES and value is not None
     }
+    # a feature may not be there, whose options these are
+    unknown = given.keys() - StartOptions.__annotations__.keys()
+    unknown |= options.keys() - {*spawn_options.SpawnOptions.__struct_fields__}
+    if unknown:
+        raise TypeError(f"spawn has no option {', '.join(map(repr, sorted(unknown)))}")
     for name, switch in _SWITCHES.items():
         if name in given and (found := switch(given[name])) is not None:
             options |= found
@@ -197,6 +206,8 @@ _READ: Mapping[str, Any] = {
     "writable": _texts,
     "readable": _texts,
     "models": _texts,
+    "check": _texts,
+    "check_timeout": _seconds,
 }
 
 _SWITCHES: Mapping[str, Any] = {
