@@ -58,6 +58,7 @@ REST = {
     "bench": "runs the benchmark",
     "crash": "kills the daemon at its effects",
     "fleet": "needs Ray",
+    "frameworks": "installs agent frameworks",
     "real_agents": "needs the agent programs",
     "systemd/test_install.py": "boots a systemd",
     "systemd/test_install_fleet.py": "boots a systemd, and needs Ray",

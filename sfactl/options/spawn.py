@@ -74,11 +74,11 @@ class Place(NamedTuple):
     label: Pair | None = None
 
 
-def _place(text: str) -> Place:
+def read_place(text: str) -> Place:
     return Place(label=pair(text)) if "=" in text else Place(node=text)
 
 
-def _after(text: str) -> After:
+def read_after(text: str) -> After:
     run, colon, condition = text.partition(":")
     if not run or (colon and condition != "ok"):
         raise ValueError(f"{text[:80]!r} is not of the form RUN or RUN:ok")
@@ -256,7 +256,7 @@ class SpawnOptions(Struct, frozen=True):
         Action | None,
         Value("ACTION", parse_action, words="action").option(
             "Action of limits that name none: "
-            "terminate, pause, warn, refuse, request_increase (default: the profile's)"
+            "terminate, pause, warn, refuse, conclude, request_increase (default: the profile's)"
         ),
     ] = None
     limits: Limits = None
@@ -287,7 +287,7 @@ class SpawnOptions(Struct, frozen=True):
     no_queue: Annotated[bool, flag("Refuse the run instead of waiting for a slot")] = False
     after: Annotated[
         list[After],
-        Value("RUN[:ok]", _after, words="run").option(
+        Value("RUN[:ok]", read_after, words="run").option(
             "Start when this run has ended; "
             "with :ok, only if it completes, else the new run is cancelled"
         ),
@@ -322,7 +322,7 @@ class SpawnOptions(Struct, frozen=True):
     ] = False
     on: Annotated[
         list[Place],
-        Value("NODE|LABEL=VALUE", _place).option(
+        Value("NODE|LABEL=VALUE", read_place).option(
             "Only on this node, or on nodes with this label. Implies --fleet"
         ),
     ] = []

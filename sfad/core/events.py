@@ -424,7 +424,8 @@ class LaunchFailed(OfRun, frozen=True):
 
 
 class MainExited(OfRun, frozen=True):
-    """The run's main process has been reaped. It comes after `LaunchSucceeded`, and before
+    """The run's main process has been reaped, or a program has ended the run that it carries out.
+    It comes after `LaunchSucceeded`, and before
     `Emptied` of the run or of an ancestor."""
 
     code: int | None
@@ -436,6 +437,10 @@ class MainExited(OfRun, frozen=True):
     last_line: str | None = None
     """The last line that the attempt wrote on stderr, fit to be shown, if it failed by its exit
     code."""
+    failed: str | None = None
+    """Why a run that a program carries out has failed, as that says."""
+    left: bool = False
+    """It is taken for ended: its program has not ended it within the grace."""
 
 
 class Emptied(OfRun, frozen=True):

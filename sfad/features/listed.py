@@ -20,6 +20,7 @@ NAMES = (
     "session",  # runs that a model starts, in its shell or over MCP
     "gateway",  # what agents' model calls pass through, and other hosts that a run may reach
     "fleet",  # runs on other machines, and files that are sent with them
+    "admitted",  # runs without a process: agents that are functions of a program
 )
 """Their folders."""
 

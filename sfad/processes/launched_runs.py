@@ -144,6 +144,8 @@ class LaunchedRun(Struct, eq=False):
     cookie: bytes
     children: set[LaunchedRun] = field(default_factory=set)
     main: MainProcess | None = None
+    in_program: bool = False
+    """Whether a program carries it out, which is not in its containment, and has not ended it."""
     emptying: bool = False
     """Whether `Emptied` is owed."""
     emptied: bool = False
@@ -186,9 +188,11 @@ class LaunchedRun(Struct, eq=False):
             yield from child.subtree()
 
     def has_main(self) -> bool:
-        """Return whether `mains` has any."""
-        return self.main is not None or (
-            bool(self.children) and any(child.has_main() for child in self.children)
+        """Return whether `mains` has any, or a program carries out one of the subtree."""
+        return (
+            self.main is not None
+            or self.in_program
+            or (bool(self.children) and any(child.has_main() for child in self.children))
         )
 
     @property
@@ -324,6 +328,9 @@ class LaunchedRuns(dict[RunId, LaunchedRun]):
         roots = [
             run.id
             for run in self.values()
-            if run.parent is None and not run.emptied and run.first_started <= started
+            if run.parent is None
+            and not run.emptied
+            and run.first_started <= started
+            and not (run.in_program and not run.children)
         ]
         return roots[0] if len(roots) == 1 and os.getpid() != 1 else None

@@ -228,6 +228,13 @@ class Launcher(RunProcesses, Protocol):
         """Start the run's command, for the first time or again; `LaunchSucceeded` or `LaunchFailed`
         follows."""
 
+    def enter(self, run_id: RunId, parent: RunId | None, nonce: str) -> None:
+        """Know a run that a program carries out, and which has no process of its own: those of runs
+        below it are contained in it. It is not empty until `leave`."""
+
+    def leave(self, run_id: RunId, failed: str | None = None, *, left: bool = False) -> None:
+        """Take such a run for ended: `MainExited` follows. `failed`, `left`: see there."""
+
     def bound(self, run_id: RunId, bounds: Bounds) -> None:
         """Set other bounds for a live run. If they are below what the run uses now, the kernel ends
         processes (memory), or refuses to start any (pids). If the kernel refuses the bounds, the

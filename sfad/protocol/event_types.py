@@ -14,6 +14,7 @@ class EventType(Word):
     RUN_REJECTED = "run_rejected"
     RUN_STARTED = "run_started"
     RUN_PROGRESS = "run_progress"
+    RUN_STOPPING = "run_stopping"
     RUN_PAUSED = "run_paused"
     RUN_RESUMED = "run_resumed"
     RUN_COMPLETED = "run_completed"

@@ -119,6 +119,9 @@ class Action(Word):
     WARN = "warn"
     REQUEST_INCREASE = "request_increase"
     REFUSE = "refuse"
+    CONCLUDE = "conclude"
+    """The gateway lets one last call through, for which the limit has kept a part back, and says so
+    in it; then the run ends. Only of `cost`, `tokens` and `turns`."""
     CONTINUE = "continue"
     """Stop the attempt, and have the next one continue the agent's session. Only of `silence`."""
 
@@ -244,6 +247,9 @@ class Reason(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     cost_usd: float | None = None
     elapsed_s: float | None = None
     """What the run had used at that moment, as `turns`, `tokens` and `cost_usd`."""
+    left_running: bool = False
+    """It ended all the same, although its program had not ended what it does within the grace: a
+    function in a process cannot be killed."""
     below: list[RunId] = []
     """For `exit`: the runs through which the failure came that `message` tells, from a child to the
     deepest."""
@@ -394,6 +400,19 @@ class Placing(Struct, frozen=True, kw_only=True):
     """Bytes."""
     restart_elsewhere: bool = False
     """A further attempt may begin on another node, once the lease of the one before is over."""
+
+
+class Admitted(Struct, frozen=True, kw_only=True):
+    """An agent that is a part of the calling program: no command is executed for its run. A client
+    says only `stop`. The daemon fills in the rest."""
+
+    stop: Literal["tell", "terminate_process"] = "tell"
+    """What a stop of the run does: tell the program, or end its process by SIGTERM, and SIGKILL
+    after the grace."""
+    pid: int = 0
+    """The program's process."""
+    started: int = 0
+    """When that started, in clock ticks since boot."""
 
 
 class Grant(Struct, frozen=True, kw_only=True):

@@ -85,6 +85,8 @@ class AttemptTracker:
         ):
             run.miss_calls()
         if run.status is Status.STOPPING:
+            if ev.left:
+                self._lifecycle.leave_running(run)
             if ev.empty and not run.children:
                 self._lifecycle.finish(run, ev.at)
             self._stopping.main_ended(run)
@@ -97,6 +99,9 @@ class AttemptTracker:
             self.conclude_unseen(run, ev.at, why, empty=ev.empty)
         elif latest.succeeded:
             self.conclude(run, ev.at, Ending(Status.COMPLETED, None), empty=ev.empty)
+        elif ev.failed is not None:
+            reason = Reason(kind=ReasonKind.AGENT, message=ev.failed)
+            self.conclude(run, ev.at, Ending(Status.FAILED, reason), empty=ev.empty)
         elif run.asked.inherits and latest.exit.interrupted:
             # the key went to the program and not to sfactl, which would have stopped the run
             reason = Reason(
@@ -269,8 +274,10 @@ class AttemptTracker:
             self._ctx.disarm(run, Timer.RESULT)
 
     def await_exit(self, run: Run, at: float) -> None:
-        """Give an agent that has printed its final result a while to exit."""
-        if run.latest.said_finished and not run.asked.takes_input:
+        """Give an agent that has printed its final result, or made its last call, a while to
+        exit."""
+        finished = run.latest.said_finished and not run.asked.takes_input
+        if finished or run.last_call == "made":
             self._ctx.arm(run, Timer.RESULT, at + self._ctx.policy.stop.result_wait)
 
     def call_ended(self, run: Run, end: EndCall, at: float) -> None:
@@ -327,8 +334,12 @@ class AttemptTracker:
             self._ctx.publish(EventType.RUN_PROGRESS, run, trouble.sentence)
 
     def result_due(self, run: Run, at: float) -> None:
-        """Stop a run whose agent has printed its final result and does not exit."""
+        """Stop a run whose agent has printed its final result, or made its last call, and does not
+        exit."""
         latest = run.latest
+        if run.last_call == "made":
+            self.end_concluded(run, at)
+            return
         if not latest.said_finished or run.status not in {
             Status.STARTING,
             Status.RUNNING,
@@ -354,6 +365,26 @@ class AttemptTracker:
         self._stopping.stop(
             run, at, Ending(outcome, Reason(kind=ReasonKind.RESULT, message=message))
         )
+
+    def last_call_ended(self, run: Run, at: float, *, made: bool) -> None:
+        """Take note of the end of a run's last call. `made`: it was answered, else it may be made
+        again."""
+        run.last_call = "made" if made else ""
+        if made:
+            run.after_cut = (
+                f"it is stopped if it has not ended {self._ctx.policy.stop.result_wait:g} s "
+            )
+            run.after_cut += "after its last call"
+            self.await_exit(run, at)
+        else:
+            run.cut = None
+        self._ctx.changed(run)
+
+    def end_concluded(self, run: Run, at: float) -> None:
+        """Stop a run that has made its last call."""
+        running = run.status in {Status.STARTING, Status.RUNNING, Status.PAUSED}
+        if running and run.cut is not None:
+            self._stopping.stop_for(run, run.cut, at)
 
 
 def _said(attempt: Attempt) -> tuple[Status, str]:

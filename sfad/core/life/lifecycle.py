@@ -7,6 +7,8 @@ It knows none of the components above it, which say when.
 from collections import Counter
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from ...protocol.event_types import EventType
 from ...protocol.texts.units import counted
 from ...protocol.types import (
@@ -132,6 +134,14 @@ class Lifecycle:
         if run.retry_at is not None:
             self._ctx.disarm(run, Timer.RETRY)
         self._ctx.changed(run)
+
+    def leave_running(self, run: Run) -> None:
+        """End a run although its program has not ended what it does."""
+        reason = run.ending.reason if run.ending is not None else None
+        if run.ending is not None and reason is not None:
+            said = reason.adding("its program did not end it within the grace: it is left running")
+            run.ending = Ending(run.ending.outcome, replace(said, left_running=True))
+            self._ctx.changed(run)
 
     def cancel_below(self, run: Run, at: float, ending: Ending | None) -> None:
         """Decide the end of all that is below a run. `ending`: how the run itself ends; `None` if

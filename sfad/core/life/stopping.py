@@ -340,9 +340,9 @@ class StopRequests:
             self._stopping.stop_or_hasten(root, ev.at, reason, grace=grace)
 
     def client_gone(self, ev: e.ClientGone) -> None:
-        message = "its foreground client went away (start it with --keep to let it go on)"
-        reason = Reason(kind=ReasonKind.CLIENT, message=message)
         for run in [run for run in self._ctx.tree if run.tied_to == ev.client]:
+            words = _client_gone(run, "went away")
+            reason = Reason(kind=ReasonKind.CLIENT, message=words)
             self._stopping.stop_or_hasten(run, ev.at, reason)
 
     def client_back(self, run: Run, ev: e.ClientBack) -> None:
@@ -363,8 +363,13 @@ class StopRequests:
             self._ctx.disarm(run, Timer.RECONNECT)
 
     def reconnect_due(self, run: Run, at: float) -> None:
-        message = (
-            f"its foreground client did not come back within {RECONNECT:g} s of the daemon's "
-            "restart (start it with --keep to let it go on)"
-        )
-        self._stopping.stop_or_hasten(run, at, Reason(kind=ReasonKind.CLIENT, message=message))
+        how = f"did not come back within {RECONNECT:g} s of the daemon's restart"
+        reason = Reason(kind=ReasonKind.CLIENT, message=_client_gone(run, how))
+        self._stopping.stop_or_hasten(run, at, reason)
+
+
+def _client_gone(run: Run, how: str) -> str:
+    """Return why a run ends that was tied to a client."""
+    if run.asked.in_program:
+        return f"its program {how} without ending it"
+    return f"its foreground client {how} (start it with --keep to let it go on)"

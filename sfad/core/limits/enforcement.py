@@ -74,6 +74,7 @@ _AFTER_A_CUT = {
     Action.PAUSE: "the next call pauses the run",
     Action.REQUEST_INCREASE: "the next call waits for approval",
     Action.REFUSE: "the next call is refused",
+    Action.CONCLUDE: "the next call is the last one",
 }
 
 
@@ -227,6 +228,7 @@ def _exceeded(run: Run, active: ActiveLimit, at: float, refused: float = 0) -> C
 
 STRENGTH = (
     Action.TERMINATE,
+    Action.CONCLUDE,
     Action.REFUSE,
     Action.CONTINUE,
     Action.REQUEST_INCREASE,
@@ -235,8 +237,8 @@ STRENGTH = (
 )
 """The strongest action first."""
 
-_ENDING = (Action.TERMINATE, Action.REFUSE)
-"""What was used cannot be refused any more."""
+_ENDING = (Action.TERMINATE, Action.CONCLUDE, Action.REFUSE)
+"""What was used cannot be refused any more, and no call is to be made after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,6 +374,21 @@ class LimitEnforcement:
             active.refused = True
             self._publish_crossing(limited, refused, more)
             self._ctx.changed(limited)
+
+    def concluded(
+        self, run: Run, limited: Run, active: ActiveLimit, more: float, at: float
+    ) -> None:
+        """Note that a run makes its last call, because of a limit of its own or of a run above it:
+        it cannot be completed any more. `more`: what a usual call would have taken."""
+        crossing = _exceeded(limited, active, at, more)
+        kept = bare(active.limit.kind, active.kept_back(self._ctx.policy.limits.conclude_reserve))
+        words = f"{words_of(limited, crossing, more)}; its last call had {kept} that was kept back"
+        if not active.refused:
+            active.refused = True
+            self._publish_crossing(limited, crossing, more)
+            self._ctx.changed(limited)
+        reason = reason_of(limited, crossing, at, words, refused=more)
+        self.cannot_complete([run], reason, "it makes its last call")
 
     def reply_cut(
         self, run: Run, limited: Run, active: ActiveLimit, tokens: int, at: float

@@ -82,6 +82,9 @@ class LimitsConfig(Struct, frozen=True, kw_only=True):
     max_output: Annotated[int, Meta(ge=64 * 1024, extra=SIZE)] = 1024**3
     nearing: Annotated[float, Meta(gt=0, lt=1)] = 0.8
     """The share of a threshold at which `limit_nearing` is published."""
+    conclude_reserve: Annotated[float, Meta(gt=0, lt=1)] = 0.1
+    """The share of a limit of cost or tokens whose action is `conclude` which is kept for the last
+    call."""
     repeats: Annotated[int, Meta(ge=2, le=1_000_000)] = 10
     """Equal tool calls in a row after which `run_repeating` is published."""
     pause_max: Annotated[float, Meta(ge=1, le=31 * 86400, extra=DURATION)] = 86400.0

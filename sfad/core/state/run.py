@@ -12,6 +12,7 @@ from dataclasses import replace as dataclass_replace
 from functools import lru_cache
 from operator import attrgetter
 from signal import SIGINT
+from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -438,6 +439,8 @@ class State:
     """A run below it has ended that may have used more than is known."""
     queued_at: float | None = None
     """When it began to wait for its start; `None` also after a reboot."""
+    last_call: Literal["", "under_way", "made"] = ""
+    """Of a run that a limit has concluded: what has become of its last call."""
 
     @property
     def attempt(self) -> int:

@@ -133,6 +133,7 @@ class Announcer:
         severity: Severity = "medium",
         *,
         by: str | None = None,
+        limit_kind: str | None = None,
     ) -> None:
         """Announce an event of a live run that the core did not decide."""
         live = self._catalogue.live.get(run)
@@ -147,6 +148,7 @@ class Announcer:
                 user=live.run.user,
                 message=message,
                 by=by,
+                limit_kind=limit_kind,
                 channel=live.run.birth.channel,
             )
             self.publish_event(event, live.lineage_ids)

@@ -143,6 +143,22 @@ class Machines:
     the fleet."""
 
 
+@dataclass(frozen=True, slots=True)
+class ByPrograms:
+    """Runs that have no process, because a program carries them out (`Spawn.admit`)."""
+
+    carry_out: Callable[[Live], object]
+    """Begins one."""
+    carry_on: Callable[[Live], object]
+    """Goes on with one of an earlier daemon. The core does not know it yet."""
+    below: Callable[[Any, RunId], Peer]
+    """Returns who asks for a run that is to be below such a one (`Spawn.below`), given the `Asker`.
+    Raises `RequestError`."""
+    is_caller: Callable[[Live, int | None], bool]
+    """Returns whether a socket is one of the program that carries a run out. Here such runs touch
+    the gateway."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Part:
     """What a feature does in a daemon. It leaves out where it takes no part."""
@@ -172,6 +188,8 @@ class Part:
     """Leads runs to their models."""
     shared_changed: Callable[[], object] | None = None
     """What features share has changed."""
+    by_programs: ByPrograms | None = None
+    """Has runs that programs carry out."""
     launch: Callable[[Live, Launch], Launch] | None = None
     """Returns what a run is launched with, given that with the variables of the heart. Its gateway
     changes the environment after that. A part may set this or take it back while the daemon goes
@@ -321,6 +339,8 @@ class Parts:
                 self._part(name)
         if live.run.remote is not None or live.run.lease is not None:
             self._machines()
+        if live.run.asked.in_program and live.run.attempt:
+            self._programs().carry_on(live)
 
     def _does(self, name: str, run: decided.Parts, above: Live | None = None) -> bool:
         """Return whether a feature does something for a run or for the one above it, or decides
@@ -354,6 +374,26 @@ class Parts:
             if launch is not None and self._does(name, live.parts):
                 given = launch(live, given)
         return given
+
+    def carry_out(self, live: Live) -> None:
+        """Begin a run that has no process."""
+        self._programs().carry_out(live)
+
+    def below(self, asker: Any, run: RunId) -> Peer:
+        """Return who asks for a run below one that has no process. Raise `RequestError`."""
+        return self._programs().below(asker, run)
+
+    def is_caller(self, live: Live, inode: int | None) -> bool:
+        """Return whether a socket is one of the program that carries a run out."""
+        return self._programs().is_caller(live, inode)
+
+    def _programs(self) -> ByPrograms:
+        """Return what has runs without a process. Raise `RequestError`."""
+        name = self._deciders.get("admit")
+        programs = self._part(name).by_programs if name is not None else None
+        if programs is None:
+            raise bad_request(MISSING.format("below"))
+        return programs
 
     def _machines(self) -> Machines | None:
         """Return what has runs executed on other machines."""

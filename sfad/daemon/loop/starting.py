@@ -204,6 +204,8 @@ class Starting:
     # ---- Steps
 
     def _keep_for_recall(self, p: Prepared, around: Surroundings) -> None:
+        if around.order.admit is not None:  # no command would start it again
+            return
         inherited = {} if around.caller is None else self._parts.inherited(p)
         p.for_recall = to_recall(around.order, p, around.caller, inherited)
 

@@ -53,6 +53,17 @@ which asks for 64 000 tokens, before its first call."""
 MAX_WORDS = 1000
 """Characters of a refusal or an error that are recorded. It may name a model, whose name the agent
 chooses."""
+LAST_OUTPUT = 256
+"""Tokens that the last answer of a run may have at least."""
+LAST_WORDS = (
+    "This is your last answer: a limit of this run is nearly used up, and no further call is made. "
+    "Call no tool. Say what is done and what is open."
+)
+"""What is put into the last call of a run."""
+_NO_CALL_AFTER = {
+    "under_way": "the last call of run {}, which one of its limits concludes, is under way",
+    "made": "run {} has made its last call: one of its limits concludes it",
+}
 MAX_MODEL = 200
 """Characters of a model's name that are recorded. An agent may send 64 MiB of them."""
 
@@ -237,7 +248,9 @@ class Calls(calling.Calls):
             elapsed_s=rounded(end.seconds),
             error=end.error[:MAX_WORDS] if end.error is not None else None,
         )
-        if end.cut and reservation.call is not None:
+        if reservation.last:
+            self._attempts.last_call_ended(run, ev.at, made=not end.failed)
+        elif end.cut and reservation.call is not None:
             self._cut(run, reservation, reservation.call.clamped_to or 0, ev.at)
         self._attempts.call_ended(run, end, ev.at)
         self._repeats.tools_asked_for(run, end.tools)
@@ -274,14 +287,18 @@ class Calls(calling.Calls):
         lost = self._reservations(ev.gateway_uid)
         for run, name, reservation in lost:
             self._spending.end_call(run, name, reservation.use, error=_BROKEN_OFF)
+            if reservation.last:
+                self._attempts.last_call_ended(run, ev.at, made=False)
         for run in dict.fromkeys(run for run, _, _ in lost):
             self._limits.enforce(run, ev.at)
             self._ctx.barrier.freeze_if_idle(run, ev.at)
 
     def gateway_connected(self, ev: e.GatewayConnected) -> None:
-        for run, name, _ in self._reservations(ev.gateway_uid):
+        for run, name, reservation in self._reservations(ev.gateway_uid):
             if name not in ev.reservations:
                 self._spending.end_call(run, name, Use(), state="withdrawn", error=_NOT_MADE)
+                if reservation.last:
+                    self._attempts.last_call_ended(run, ev.at, made=False)
                 self._ctx.barrier.freeze_if_idle(run, ev.at)
 
     def _reservations(self, gateway_uid: int | None) -> list[tuple[Run, str, OpenReservation]]:
@@ -375,6 +392,11 @@ class Calls(calling.Calls):
         if (forbidden_by := next((why for why in forbidden if why is not None), None)) is not None:
             self._fail(call, ErrorCode.NOT_PERMITTED, forbidden_by, at)
             return True
+        if run.last_call:
+            self._refuse(call, _NO_CALL_AFTER[run.last_call].format(run.id), at)
+            if run.last_call == "made":
+                self._attempts.end_concluded(run, at)
+            return True
         if _held(run):
             call.until = None
             return False
@@ -442,12 +464,34 @@ class Calls(calling.Calls):
                     "much input they have"
                 )
             return self._refuse_for_now(call, f"{words}; try again when one has ended", 1.0, at)
+        if tight.active is not None and tight.active.action is Action.CONCLUDE:
+            return self._conclude(run, call, tight, at)
         return self._refuse_or_pause(run, call, tight, at)
+
+    def _conclude(self, run: Run, call: WaitingCall, tight: _Room, at: float) -> bool:
+        """Let the run's last call through, within what the limit has kept back for it. Each run
+        that the limit binds has one. If there is no room for it either, end the run that has the
+        limit."""
+        assert tight.limited is not None
+        assert tight.active is not None
+        rooms = list(self._rooms(run, call.event, last=True))
+        if any(room.output(room.doubts) < room.least for room in rooms):
+            return self._refuse_or_pause(run, call, tight, at)
+        lowest = min(rooms, key=lambda room: room.output(room.doubt.usual + room.doubts))
+        output = max(
+            lowest.output(lowest.doubt.usual + lowest.doubts), *(room.least for room in rooms)
+        )
+        run.last_call = "under_way"
+        self._limits.concluded(run, tight.limited, tight.active, tight.needed(tight.least), at)
+        most = call.event.request.max_output
+        self._admit(run, call, int(min(output, most)), at, lowest, last=True)
+        return True
 
     def _until(self, call: WaitingCall, at: float) -> float:
         return at + of(self._ctx.policy).wait if call.until is None else call.until
 
-    def _rooms(self, run: Run, ev: e.CallAsked) -> Iterator[_Room]:
+    def _rooms(self, run: Run, ev: e.CallAsked, *, last: bool = False) -> Iterator[_Room]:
+        """`last`: for the last call of the run, which may take what limits keep back for it."""
         request, price = ev.request, ev.price
         useful = max(ev.least_output, int(_AMPLE * self._longest.get(run.id, 0)))
         takes = {
@@ -465,13 +509,17 @@ class Calls(calling.Calls):
                 active = limited.limits.get(kind)
                 if active is not None and active.binds:
                     left = active.threshold - (limited.account.used(kind) or 0)
+                    if active.limit.action is Action.CONCLUDE and not last:
+                        left -= active.kept_back(self._ctx.policy.limits.conclude_reserve)
                     doubts = (
                         sum(below.account.doubts.get(kind, 0) for below in limited.subtree())
                         if kind in doubt
                         else 0
                     )
                     least = (
-                        min(request.max_output, useful)
+                        min(request.max_output, LAST_OUTPUT)
+                        if last
+                        else min(request.max_output, useful)
                         if active.action in WAITING
                         else ev.least_output
                     )
@@ -528,7 +576,14 @@ class Calls(calling.Calls):
         return True
 
     def _admit(
-        self, run: Run, call: WaitingCall, output: int, at: float, lowest: _Room | None
+        self,
+        run: Run,
+        call: WaitingCall,
+        output: int,
+        at: float,
+        lowest: _Room | None,
+        *,
+        last: bool = False,
     ) -> None:
         request, price = call.event.request, call.event.price
         lowered = output if output < request.max_output else None
@@ -557,6 +612,7 @@ class Calls(calling.Calls):
             lowered_by=(lowest.limited.id, lowest.kind)
             if lowest is not None and lowest.limited is not None
             else None,
+            last=last,
         )
         self._note_called(run)
         reserved = self._spending.reserve(run, reservation)
@@ -564,7 +620,11 @@ class Calls(calling.Calls):
         self._ctx.reply(
             call.event.token,
             CallDecision(
-                id=request.id, reservation=reserved, max_output=lowered, holds_rejected=holds
+                id=request.id,
+                reservation=reserved,
+                max_output=lowered,
+                holds_rejected=holds,
+                last=LAST_WORDS if last else None,
             ),
         )
 

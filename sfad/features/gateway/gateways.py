@@ -199,12 +199,12 @@ class Gateways:
     def run_of(self, token: str) -> RunId | None:
         """Return the run that a token names."""
         run = token.partition(".")[0]
-        return run if secrets.compare_digest(self._signed(run).encode(), token.encode()) else None
+        return run if secrets.compare_digest(self.signed(run).encode(), token.encode()) else None
 
     def token(self, run: RunId) -> str | None:
         """Return what names a run in an address; `None` where its cgroup tells."""
         return (
-            self._signed(run)
+            self.signed(run)
             if self._launcher.containment != "cgroup" and self.own.has_address
             else None
         )
@@ -221,9 +221,9 @@ class Gateways:
     def passage(self, gateway_uid: int | None, run: RunId) -> str | None:
         """Return what names a run to the service's own gateway, where a gateway passes calls on to
         that; else `None`. Raises `OSError`."""
-        return self._signed(run) if gateway_uid is not None and self._keyed else None
+        return self.signed(run) if gateway_uid is not None and self._keyed else None
 
-    def _signed(self, run: RunId) -> str:
+    def signed(self, run: RunId) -> str:
         """Return a run's name as only the daemon can write it. Raises `OSError`."""
         return f"{run}.{blake2b(run.encode(), key=self.own.secret, digest_size=16).hexdigest()}"
 

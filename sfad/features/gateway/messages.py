@@ -28,7 +28,9 @@ class FindCaller(Request, tag="find_caller"):
     cgroup: int | None = None
     """The inode of its cgroup."""
     token: str | None = None
-    """What its base URL says, where runs have no cgroup."""
+    """What its base URL says, where runs have no cgroup, or are agents within a program."""
+    inode: int | None = None
+    """Of its socket."""
 
 
 class WithdrawCall(Request, tag="withdraw_call"):

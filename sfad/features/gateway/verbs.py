@@ -125,6 +125,9 @@ def find_caller(gateways: Gateways, asker: Asker, request: FindCaller) -> None:
     if run is None and request.cgroup is not None:
         run = runtime.launcher.run_of_cgroup(request.cgroup)
     live = asker.runtime.catalogue.live.get(run) if run is not None else None
+    if live is None and run is not None:
+        asker.fail(ErrorCode.NOT_PERMITTED, f"run {run} has ended: it makes no further call")
+        return
     if live is not None and request.uid not in {None, 0, os.geteuid(), live.uid}:
         live = None  # a run's calls are its user's: who has read its token may not make them
     if live is not None and gateway not in {None, live.uid}:
@@ -135,6 +138,14 @@ def find_caller(gateways: Gateways, asker: Asker, request: FindCaller) -> None:
                 "the addresses of your run's own are in its environment"
             ),
         )
+        return
+    in_program = live is not None and live.run.asked.in_program
+    if live is not None and in_program and not runtime.parts.is_caller(live, request.inode):
+        message = (
+            f"only process {live.run.pid} may call the address of run {live.run.id}, "
+            "which is an agent within it"
+        )
+        asker.fail(ErrorCode.NOT_PERMITTED, message)
         return
     if live is None:
         message = (

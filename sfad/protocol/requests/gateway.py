@@ -135,6 +135,8 @@ class CallDecision(Reply, tag="call_decision"):
     refused: str | None = None
     retry_after: float | None = None
     """With `refused`: seconds after which the call may be asked for again."""
+    last: str | None = None
+    """It is the last call of its run: the sentence that is put into it."""
     holds_rejected: bool = False
     """If the provider refuses it because a window is used up, it is to be asked for again, and
     waits then for the reset."""

@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from ..types import (
     Action,
+    Admitted,
     After,
     Bound,
     Claim,
@@ -192,9 +193,14 @@ class Spawn(Request, tag="spawn", frozen=True):  # type: ignore[misc]  # others 
     """Continue the session of an ended run, with its command, its directory, and what it was
     started with. `argv` is empty then, and each field that has another value than its default
     counts instead of that of the ended run."""
+    admit: Admitted | None = None
+    """Execute nothing: the run is an agent within the calling program (docs/python.md). `argv` is
+    what is shown of it."""
+    below: RunId | None = None
+    """Start it below this run, which is an agent within the calling program."""
 
 
-OF_FEATURES = ("on_end", "isolation", "worktree", "terminal", "ship")
+OF_FEATURES = ("on_end", "isolation", "worktree", "terminal", "ship", "admit")
 """Fields of `Spawn` that a feature carries out. A daemon without it refuses them."""
 
 

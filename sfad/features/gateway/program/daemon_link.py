@@ -173,7 +173,13 @@ class DaemonLink:
             raise RefusedError("the connection was closed before its caller could be found out")
         found_run = await self._ask(
             CallerFound,
-            FindCaller(id=self._number(), uid=caller.uid, cgroup=caller.cgroup, token=token),
+            FindCaller(
+                id=self._number(),
+                uid=caller.uid,
+                cgroup=caller.cgroup,
+                token=token,
+                inode=caller.inode or None,
+            ),
         )
         egress = tuple(map(destination, found_run.egress))
         return CallerRun(

@@ -661,7 +661,9 @@ class Exchange:
                 subscription,
             )
             with suppress(_RejectedError), self._settling(record):
-                question = replace(question, change=True, max_output=admitted.max_output)
+                question = replace(
+                    question, change=True, max_output=admitted.max_output, last=admitted.last
+                )
                 forward = partial(
                     self._forward_changed, found_run, upstream, route, raw, record, space
                 )
@@ -702,7 +704,7 @@ class Exchange:
     ) -> None:  # fmt: skip
         """Forward a call. `asks`: its body is changed so that the reply tells the usage."""
         sent, headers = raw, self._headers
-        if question.max_output is not None or asks:
+        if question.max_output is not None or question.last is not None or asks:
             _, sent = await self._read_and_change(found_run, question, raw)
             space.grow(len(sent))
             headers = _without(headers, b"content-encoding")

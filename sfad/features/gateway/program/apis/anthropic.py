@@ -26,6 +26,7 @@ from .base import (
     most_fees,
     positive,
     tool_use,
+    with_sentence,
     words,
 )
 from .holding import Holding, hold_anthropic
@@ -117,6 +118,11 @@ class _AnthropicApi(Api):
                 thinking if fits >= _MIN_THINKING else {"type": "disabled"}
             )
         return msgspec.json.encode(request)
+
+    def concluded(self, body: bytes, sentence: str) -> bytes:
+        request = fields(body)
+        messages = with_sentence(request.get("messages"), sentence, "text")
+        return msgspec.json.encode(request | {"messages": messages})
 
     def refusal(self, message: str, retry_after: int | None = None, status: int = 400) -> bytes:
         kind = "rate_limit_error" if retry_after is not None else _ERRORS.get(status, "api_error")

@@ -366,6 +366,10 @@ class Api(ABC):
         """Return the body with a maximum output of `tokens`, and with thinking that fits into
         it."""
 
+    @abstractmethod
+    def concluded(self, body: bytes, sentence: str) -> bytes:
+        """Return the body with a sentence of the user at its end."""
+
     def completed(self, body: bytes) -> bytes:
         """Return the body with what the reply needs to tell its usage."""
         return body
@@ -573,11 +577,35 @@ def held(holding: Holding) -> dict[str, Any]:
     }
 
 
+def items(value: bytes | None) -> list[msgspec.Raw]:
+    """Return the items of a JSON array; none if it is something else."""
+    try:
+        return _ITEMS.decode(value or b"[]")
+    except msgspec.DecodeError:
+        return []
+
+
+def with_sentence(messages: bytes | None, sentence: str, kind: str) -> msgspec.Raw:
+    """Return messages with a sentence at the end of the last one, if that is the user's, else with
+    one more. `kind`: of the part that has it where the content of a message is an array."""
+    given = items(messages)
+    last = fields(given[-1]) if given else {}
+    if bytes(last.get("role", b"")) != b'"user"':
+        return encoded([*given, {"role": "user", "content": sentence}])
+    content = bytes(last.get("content", b"[]"))
+    if content.startswith(b'"'):
+        said = encoded(f"{msgspec.json.decode(content)}\n\n{sentence}")
+    else:
+        said = encoded([*items(content), {"type": kind, "text": sentence}])
+    return encoded([*given[:-1], last | {"content": said}])
+
+
 def encoded(value: Any) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode(value))
 
 
 _FIELDS = msgspec.json.Decoder(Fields)
+_ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 # ---- What a call costs beyond its tokens: the providers' own tools

@@ -24,6 +24,7 @@ from .base import (
     fields,
     held,
     pcm_tokens,
+    with_sentence,
     words,
 )
 from .holding import Holding, hold_chat
@@ -143,6 +144,11 @@ class _ChatApi(Api):
         return msgspec.json.encode(
             request | dict.fromkeys(names or [self.maximum], encoded(tokens))
         )
+
+    def concluded(self, body: bytes, sentence: str) -> bytes:
+        request = fields(body)
+        messages = with_sentence(request.get("messages"), sentence, "text")
+        return msgspec.json.encode(request | {"messages": messages})
 
     def completed(self, body: bytes) -> bytes:
         request = RequestFields(body)

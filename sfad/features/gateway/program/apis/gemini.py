@@ -22,6 +22,7 @@ from .base import (
     RequestFields,
     encoded,
     held,
+    items,
     pcm_tokens,
     positive,
     tool_use,
@@ -142,6 +143,13 @@ class _GeminiApi(Api):
             config.put("thinkingConfig", encoded(thinking.fields))
         config.put("maxOutputTokens", encoded(tokens))
         request.put("generationConfig", encoded(config.fields))
+        return msgspec.json.encode(request.fields)
+
+    def concluded(self, body: bytes, sentence: str) -> bytes:
+        request = _Spelled(body)
+        # of its own, because one with the results of tools takes nothing else
+        said = {"role": "user", "parts": [{"text": sentence}]}
+        request.put("contents", encoded([*items(request.raw("contents")), said]))
         return msgspec.json.encode(request.fields)
 
     def refusal(self, message: str, retry_after: int | None = None, status: int = 400) -> bytes:

@@ -21,6 +21,7 @@ from .base import (
     held,
     most_fees,
     tool_use,
+    with_sentence,
     words,
 )
 from .holding import Holding, hold_responses
@@ -136,6 +137,15 @@ class _ResponsesApi(Api):
 
     def lowered(self, body: bytes, tokens: int) -> bytes:
         return msgspec.json.encode(fields(body) | {"max_output_tokens": encoded(tokens)})
+
+    def concluded(self, body: bytes, sentence: str) -> bytes:
+        request = fields(body)
+        given = bytes(request.get("input", b"[]"))
+        if given.startswith(b'"'):
+            said = encoded(f"{msgspec.json.decode(given)}\n\n{sentence}")
+            return msgspec.json.encode(request | {"input": said})
+        more = with_sentence(given, sentence, "input_text")
+        return msgspec.json.encode(request | {"input": more})
 
     def refusal(self, message: str, retry_after: int | None = None, status: int = 400) -> bytes:
         return openai_refusal(message, retry_after, status)

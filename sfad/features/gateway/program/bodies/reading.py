@@ -39,6 +39,8 @@ class BodyQuestion(msgspec.Struct, frozen=True):
     change: bool = False
     """Return the body with the changes that the fields below say."""
     max_output: int | None = None
+    last: str | None = None
+    """A sentence that is put at its end."""
     completes: bool = True
     """Change it so that the reply tells its usage."""
     host: str = ""
@@ -75,6 +77,8 @@ def answer_to(question: BodyQuestion, raw: bytes, most: int = MAX_BODY) -> tuple
                 if question.max_output is None
                 else api.lowered(completed, question.max_output)
             )
+            if question.last is not None:
+                changed = api.concluded(changed, question.last)
     except (UnreadableBodyError, RecursionError) as error:
         raise ValueError(str(error)) from error
     except MemoryError:
