@@ -15,6 +15,7 @@ from ...protocol.types import RunId
 from ...runs.live import Live
 from ...start.prepared import Check, Prepared, Step, Surroundings
 
+NONE = "this daemon has no gateway"
 MISSING = "this sfad has no feature that carries out '{}'"
 
 
@@ -46,8 +47,12 @@ def _decide(p: Prepared, around: Surroundings) -> None:
     p.parts.gateway = None
 
 
+async def _ready(_: int) -> str | None:
+    return NONE
+
+
 def _has_none(_: int) -> int:
-    raise Invalid("this daemon has no gateway")
+    raise Invalid(NONE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +93,13 @@ class Leading:
     tell."""
     caller_at: Callable[[int], Caller | None] = _none
     """Returns what calls pass through that is this process."""
+
+    # ---- a run that a program carries out
+
+    ready: Callable[[int], Awaitable[str | None]] = _ready
+    """Has the gateway of a user started. Returns why that cannot be."""
+    address: Callable[[int, RunId], str] = lambda _, _run: ""
+    """Returns where a user's run finds it, whose cgroup tells nothing. Raises `OSError`."""
 
     # ---- a network of a run's own
 

@@ -40,15 +40,13 @@ def part(heart: Heart) -> Part:
         live = own(asker, request.run)
         url: str | None = None
         if live.parts.gateway:
-            serving = heart.gateways.start_for_run(live.uid)
-            if not serving.known:
-                await asker.aside()
-                if (trouble := await serving.wait()) is not None:
-                    raise unavailable(f"the gateway cannot be started: {trouble}")
-                if not asker.still_wanted():
-                    return
-            base, token = heart.gateways.of(live.uid).base, heart.gateways.signed(live.run.id)
-            url = f"{base}/run/{token}"
+            leading = heart.parts().leading()
+            await asker.aside()
+            if (trouble := await leading.ready(live.uid)) is not None:
+                raise unavailable(f"the gateway cannot be started: {trouble}")
+            if not asker.still_wanted():
+                return
+            url = leading.address(live.uid, live.run.id)
         asker.reply(AgentLocated(id=asker.id, url=url))
 
     def narrow(asker: Asker, request: NarrowAgent) -> None:

@@ -101,6 +101,15 @@ class Gateways:
             self.own.start_ahead()
         return self.of(uid).start_for_run()
 
+    async def ready(self, uid: int) -> str | None:
+        """Have the gateway of a user's run started. Return why that cannot be."""
+        return await self.start_for_run(uid).wait()
+
+    def address(self, uid: int, run: RunId) -> str:
+        """Return where a user's run finds its gateway, whose cgroup tells nothing. Raises
+        `OSError`."""
+        return f"{self.of(uid).base}/run/{self.signed(run)}"
+
     def start_ahead(self, uid: int) -> None:
         """As `GatewayProcess.start_ahead`, for a run of a user."""
         self.of(uid).start_ahead()

@@ -77,6 +77,8 @@ def part(heart: Heart) -> Part:
             agent_seen=watch.agent_seen,
             leads=gateways.lead,
             caller_at=gateways.at,
+            ready=gateways.ready,
+            address=gateways.address,
             port=lambda uid: gateways.of(uid).port,
             token=gateways.token,
             is_model=is_model_api,
