@@ -86,8 +86,9 @@ bench: $(ALL) ## measure beside the floor of bare system calls and other supervi
 docs: $(ALL) ## write the parts of docs/ that are generated, man pages among them
 	$(BIN)/python -m tests.docs
 
-trampoline: $(TESTS) ## compile trampoline.c into the module that the daemon executes it from (needs gcc and libc6-dev)
+trampoline: $(TESTS) ## compile trampoline.c and holder.c into modules that the daemon executes them from (needs gcc and libc6-dev)
 	$(BIN)/python -m tests.processes.trampoline_image
+	$(BIN)/python -m tests.features.terminals.holder_image
 
 wheel: $(PRODUCT) ## build the wheel into dist/
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .

@@ -21,15 +21,79 @@
 `entry`        what a program of this package begins and ends with
 `whole_file`   writes a file whole or not at all
 `exits`        exit codes, and the errors that end the program with one of them
-`client`       the public API for authors of agents
+`api`          the Python client: `from sfactl import Daemon`
+`client`       what an agent in Python tells of itself: reports and reservations
 `top`          the full-screen view of runs
 `web`          the console, in a browser
 `mcp`          the MCP server, and how programs are told of it
 `otel`         the exporter of spans
 
-See "Starting fast" in docs/architecture.md. Only `web` imports trio. Of sfad, this package
-imports `sfad.protocol`, its version, and the `messages` of features; `doctor` also
-`sfad.host.probe` and `sfad.features.listed`; `diff`, `land` and `worktrees` `sfad.git`,
+See "Starting fast" in docs/architecture.md. Only `web`, and the trio form in `api`, import trio. Of
+sfad, this package imports `sfad.protocol`, its version, and the `messages` of features; `doctor`
+also `sfad.host.probe` and `sfad.features.listed`; `diff`, `land` and `worktrees` `sfad.git`,
 `sfad.features.worktrees` and `sfad.features.fleet.files`; `web` `sfad.host.linux.callers` and
 `sfad.host.systemd`.
 """
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .api.agents import Agent
+    from .api.asking import Outcome
+    from .api.awaited import TrioDaemon, TrioRun
+    from .api.blocking import Daemon
+    from .api.errors import (
+        AgentStopped,
+        DaemonUnreachable,
+        LimitReached,
+        NotInARun,
+        Refused,
+        RequestFailed,
+        RunFailed,
+        SfadError,
+        Unanswered,
+    )
+    from .api.runs import Run
+    from .api.trio_agents import TrioAgent
+
+_PUBLIC = {
+    "asking": ("Outcome",),
+    "agents": ("Agent",),
+    "awaited": ("TrioDaemon", "TrioRun"),
+    "blocking": ("Daemon",),
+    "errors": (
+        "AgentStopped", "DaemonUnreachable", "LimitReached", "NotInARun", "Refused",
+        "RequestFailed", "RunFailed", "SfadError", "Unanswered",
+    ),
+    "runs": ("Run",),
+    "trio_agents": ("TrioAgent",),
+}  # fmt: skip
+"""What this package offers, by the modules of `api`. The command needs none of them."""
+
+__all__ = [
+    "Agent",
+    "AgentStopped",
+    "Daemon",
+    "DaemonUnreachable",
+    "LimitReached",
+    "NotInARun",
+    "Outcome",
+    "Refused",
+    "RequestFailed",
+    "Run",
+    "RunFailed",
+    "SfadError",
+    "TrioAgent",
+    "TrioDaemon",
+    "TrioRun",
+    "Unanswered",
+]
+
+
+def __getattr__(name: str) -> object:
+    for module, names in _PUBLIC.items():
+        if name in names:
+            from importlib import import_module
+
+            return getattr(import_module(f"{__name__}.api.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

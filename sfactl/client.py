@@ -29,8 +29,16 @@ import warnings
 from typing import TypeVar
 
 from sfad.protocol import messages as m
-from sfad.protocol.types import ErrorCode, LimitRefusal, Role, RunInfo
+from sfad.protocol.types import Role, RunInfo
 
+from .api.errors import (
+    DaemonUnreachable,
+    LimitReached,
+    NotInARun,
+    RequestFailed,
+    SfadError,
+    Unanswered,
+)
 from .connecting import connection
 from .connecting.connection import DaemonError
 from .exits import Quit
@@ -51,48 +59,6 @@ CALL_SECONDS = 60.0
 commits to its ledger."""
 NO_RUN = "this process is not in a run of the daemon; name one, as in Sfad(run='a1')"
 R = TypeVar("R", bound=m.Reply)
-
-
-class SfadError(Exception):
-    """Base of all errors of this module, except `ValueError` and `TypeError` for wrong
-    arguments."""
-
-
-class DaemonUnreachable(SfadError):
-    """No daemon can be reached, and nothing was sent. `kind` is that of
-    `sfactl.connecting.connection.Unreachable`: `missing`, `refused`, `denied`, `sandbox`, `silent`
-    or `gone`."""
-
-    def __init__(self, message: str, kind: str) -> None:
-        super().__init__(message)
-        self.kind = kind
-
-
-class NotInARun(SfadError):
-    """A daemon is running, but this process is in none of its runs, and no run was named."""
-
-
-class Unanswered(SfadError):
-    """The request was sent, but the reply did not come. The daemon may have taken the request; it
-    was not sent again."""
-
-
-class RequestFailed(SfadError):
-    """The daemon answered with an error. `code` says why: `not_permitted`, `no_such_run`,
-    `bad_request`, …"""
-
-    def __init__(self, message: str, code: ErrorCode) -> None:
-        super().__init__(message)
-        self.code = code
-
-
-class LimitReached(SfadError):
-    """The daemon refused a reservation, and nothing was charged. The text is written for a model;
-    `refusal` has the numbers."""
-
-    def __init__(self, refusal: LimitRefusal) -> None:
-        super().__init__(refusal.message)
-        self.refusal = refusal
 
 
 class Reservation:

@@ -409,13 +409,14 @@ def stopped(found: Stopped, *, json: bool) -> int:
         said = plain(", ".join(run for run in found.stopped if run not in found.ended))
         if found.ended:
             note(f"ended before: {plain(', '.join(found.ended))}")
-        if said or not (found.survivors or found.ended):
+        if said or not (found.survivors or found.ended or found.unreached):
             note(f"stopped: {said} ({seconds(found.elapsed_s)})" if said else "nothing to stop")
-    if not found.survivors:
-        return exits.ExitCode.DONE
-    if not json:
-        note(survivors(found.survivors))
-    return exits.ExitCode.SURVIVORS
+        for each in found.unreached:
+            note(f"not known to be gone: {plain(each.run_id)}, {plain(each.why)}")
+        if found.survivors:
+            note(survivors(found.survivors))
+    gone = not (found.survivors or found.unreached)
+    return exits.ExitCode.DONE if gone else exits.ExitCode.SURVIVORS
 
 
 def exit_unknown(run: RunInfo) -> bool:

@@ -15,7 +15,6 @@ A package imports only packages above it:
 `processes` how a run becomes processes, how they are contained, signalled and reaped
 `storage`   what is kept on disk: ledger, output, and the file of the spool
 `runs`      what is known of runs
-`gateway`   a process of its own between agents and the API of a model
 `usage`     what runs use: output, session files, prices, samples
 `durable`   what outlives a daemon: journal, adoption, handover, maintenance
 `start`     what is decided about a request before the core is asked: steps and checks

@@ -28,6 +28,7 @@ from .host.state_dir import claim_instance, lock_state_dir
 from .host.tasks import LoopRounds
 from .install import Installer, InstallError
 from .install_console import ConsoleInstaller
+from .install_fleet import FleetInstaller
 from .processes.contain.cgroup.controllers import release_unit
 from .processes.sweep import sweep as sweep_instance
 from .protocol.paths import LEDGER as LEDGER_FILE
@@ -249,6 +250,19 @@ def install(
             help="Install the console, sfactl web, as a service of this user, and not the daemon.",
         ),
     ] = False,
+    fleet: Annotated[
+        str | None,
+        typer.Option(
+            "--fleet",
+            metavar="head|HOST:PORT",
+            help="Install Ray as a service, too, as the head of a fleet or as a node of the head's "
+            "cluster, and name it in the daemon's config. With --remove, remove only Ray.",
+        ),
+    ] = None,
+    node: Annotated[
+        str | None,
+        typer.Option(help="With --fleet: the node's name (default: the host's).", metavar="NAME"),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the steps and the units; change nothing.")
     ] = False,
@@ -275,6 +289,13 @@ def install(
         return
     if user == system and not (remove and not user):
         die("give either --user or --system", exits.USAGE)
+    if node is not None and fleet is None:
+        die("--node needs --fleet: it is this machine's name in the fleet", exits.USAGE)
+    if fleet is not None:
+        installed = FleetInstaller(fleet, node, user=user, dry_run=dry_run)
+        with _told():
+            installed.remove(linger=linger) if remove else installed.install(linger=linger)
+        return
     if linger and not user:
         die("--linger needs --user: a service of the system needs no lingering", exits.USAGE)
     if yes and not remove:

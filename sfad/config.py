@@ -16,36 +16,40 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 from msgspec import Meta, Struct
 
 from .config_values import (
-    AGENT,
     COMMAND,
     COUNT,
     GROUP,
     LIMITS,
     NAME_MAX,
-    NAMES,
     PATH,
-    PATTERNS,
     SIZE,
     TEXT,
-    URL,
-    VARIABLE,
     NotAllowed,
     allowed,
     converted,
 )  # fmt: skip
 from .core.state.limits import check_range
 from .core.state.naming import NAME, is_name
-from .core.state.policy import DURATION, CallBounds, Invalid, Policy
+from .core.state.policy import (
+    DURATION,
+    AttemptsConfig,
+    GuardConfig,
+    Invalid,
+    LimitsConfig,
+    Policy,
+    QuotasConfig,
+    SessionsConfig,
+    StopConfig,
+)
 from .feature import Section
 from .features.listed import FEATURES
-from .protocol.kinds import KINDS
-from .protocol.known import AGENTS, KNOWN_PROGRAMS, METERS
+from .protocol.known import KNOWN_PROGRAMS, METERS
 from .protocol.limits import parse_limit
 from .protocol.messages import Setting
 from .protocol.paths import is_systems, state_dir, xdg
@@ -70,23 +74,6 @@ class ConfigError(Exception):
     allowed."""
 
 
-class GuardConfig(Struct, frozen=True, kw_only=True):
-    max_depth: Annotated[int, Meta(ge=1, le=1000)] = 5
-    max_descendants: Annotated[int, Meta(ge=1, le=1_000_000)] = 64
-    depth_ceiling: Annotated[int, Meta(ge=1, le=1000)] = 32
-    descendants_ceiling: Annotated[int, Meta(ge=1, le=1_000_000)] = 1024
-    allow_detach: bool = False
-    unadmitted: Literal["warn", "terminate", "off"] = "warn"
-    """What follows if an agent program is started within a run without asking the daemon."""
-    unnamed: Literal["child", "loop"] = "child"
-    """What a program is that an automatic shim starts below a run of the same program: no one gave
-    it a name."""
-    agent_programs: tuple[
-        Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$", extra=NAMES)], ...
-    ] = ()
-    """Agent programs beside the built-in ones, by the names that they have for the guard."""
-
-
 class DefaultsConfig(Struct, frozen=True, kw_only=True):
     timeout: Annotated[float, Meta(ge=1, extra=DURATION)] = 120.0
     program_profile: Literal["coding-agent", "off"] = "coding-agent"
@@ -104,45 +91,17 @@ class DefaultsConfig(Struct, frozen=True, kw_only=True):
     """Cores; the kernel accepts no less than 1 ms of every 100 ms (`cpu.max`)."""
 
 
-class LimitsConfig(Struct, frozen=True, kw_only=True):
-    max_time: Annotated[float, Meta(ge=1, le=31 * 86400, extra=DURATION)] = 3600.0
-    max_turns: Annotated[int, Meta(ge=1, le=1_000_000)] = 100
-    max_cost: Annotated[float, Meta(ge=0.01, le=1_000_000)] = 100.0
-    max_output: Annotated[int, Meta(ge=64 * 1024, extra=SIZE)] = 1024**3
-    nearing: Annotated[float, Meta(gt=0, lt=1)] = 0.8
-    repeats: Annotated[int, Meta(ge=2, le=1_000_000)] = 10
-    """Equal tool calls in a row."""
-    pause_max: Annotated[float, Meta(ge=1, le=31 * 86400, extra=DURATION)] = 86400.0
-    approval_timeout: Annotated[float, Meta(ge=1, le=31 * 86400, extra=DURATION)] = 600.0
-
-
-class StopConfig(Struct, frozen=True, kw_only=True):
-    grace: Annotated[float, Meta(ge=0, le=60, extra=DURATION)] = 5.0
-    polite: Annotated[float, Meta(ge=0, le=60, extra=DURATION)] = 1.0
-    kill_wait: Annotated[float, Meta(ge=0.1, le=600, extra=DURATION)] = 10.0
-    result_wait: Annotated[float, Meta(ge=0, le=3600, extra=DURATION)] = 30.0
-
-
 class ProgramConfig(Struct, frozen=True, kw_only=True):
     stop: Literal["SIGINT-main", "SIGTERM"]
 
 
-class QuotasConfig(Struct, frozen=True, kw_only=True):
-    trees_per_user: Annotated[int, Meta(ge=1, le=100_000)] = 32
-    trees: Annotated[int, Meta(ge=1, le=100_000)] = 64
-    queued_per_user: Annotated[int, Meta(ge=0, le=100_000)] = 1000
-    """Trees of one user that may wait: for a slot, or for other runs."""
-    spawns_per_hour: Annotated[int, Meta(ge=1, le=1_000_000)] = 600
-
-
 class GroupConfig(Struct, frozen=True, kw_only=True):
+    NAMES: ClassVar = (
+        r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}",
+        "a group's name has 1 to 64 of A-Z a-z 0-9 _ - and does not begin with -",
+    )
     slots: Annotated[int, Meta(ge=1, le=100_000)]
     """Trees of the group that a user may have at once."""
-
-
-class AttemptsConfig(Struct, frozen=True, kw_only=True):
-    delay: Annotated[float, Meta(ge=0, le=3600, extra=DURATION)] = 1.0
-    delay_max: Annotated[float, Meta(ge=0, le=86400, extra=DURATION)] = 60.0
 
 
 class ServiceConfig(Struct, frozen=True, kw_only=True):
@@ -184,72 +143,11 @@ class Price(Struct, frozen=True, kw_only=True):
     cache_write_mtok: Annotated[float, Meta(ge=0)] | None = None
 
 
-class UpstreamConfig(Struct, frozen=True, kw_only=True):
-    """A provider of models."""
-
-    url: Annotated[
-        str, Meta(pattern=r"^https?://[^/?#@]+(/[^?#]*[^/?#])?$", max_length=1000, extra=URL)
-    ]
-    """What the provider's own base URL variable would hold."""
-    api: Literal["anthropic", "openai-responses", "openai-chat", "gemini"]
-    key_env: (
-        Annotated[
-            str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=NAME_MAX, extra=VARIABLE)
-        ]
-        | None
-    ) = None
-    """The daemon's variable that holds the key. Without a key, here or in `key_file`, callers use
-    their own."""
-    key_file: Annotated[str, Meta(extra=PATH)] | None = None
-    free: bool | Literal["auto"] = "auto"
-    """Whether its calls cost nothing. `auto`: those of local models, which Ollama, llama.cpp, LM
-    Studio or vLLM serve at a loopback or private address."""
-
-
 class GatewayConfig(Struct, frozen=True, kw_only=True):
-    enabled: bool | Literal["auto"] = "auto"
-    """`auto`: runs use it, and it starts with the first call or agent program. `True`: it runs
-    always. `False`: only with `--gateway`."""
     bypass: Literal["auto", "warn", "terminate"] = "auto"
     """What follows if a run calls its model around the gateway, or an agent program in any run
     hands work to a server of its own outside of the tree. `auto`: `terminate` where a person has
     set a limit of money or tokens, else `warn`."""
-    min_output: Annotated[int, Meta(ge=1, le=1_000_000)] = 4096
-    """Tokens: a call is not lowered further to fit into a limit."""
-    wait: Annotated[float, Meta(ge=0, le=3600, extra=DURATION)] = 60.0
-    ungated: bool = False
-    models: Annotated[tuple[str, ...], Meta(extra=PATTERNS)] = ()
-    """Patterns of models that may be called; all, where there is none."""
-    per_run: CallBounds = CallBounds()
-    per_user: CallBounds = CallBounds()
-    upstreams: dict[str, UpstreamConfig] = msgspec.field(
-        default_factory=lambda: {
-            "anthropic": UpstreamConfig(url="https://api.anthropic.com", api="anthropic"),
-            "openai": UpstreamConfig(url="https://api.openai.com/v1", api="openai-responses"),
-            "gemini": UpstreamConfig(url="https://generativelanguage.googleapis.com", api="gemini"),
-        }
-    )
-
-
-class SpawnRateLimit(Struct, frozen=True, kw_only=True):
-    max_requests: Annotated[int, Meta(ge=1, le=100_000)] = 10
-    window_seconds: Annotated[float, Meta(ge=1, le=31 * 86400)] = 3600.0
-
-
-class SessionsConfig(Struct, frozen=True, kw_only=True):
-    enabled: bool = True
-    default_timeout_minutes: Annotated[float, Meta(gt=0)] = 5.0
-    max_timeout_minutes: Annotated[float, Meta(gt=0)] = 10.0
-    sync_timeout_seconds: Annotated[float, Meta(ge=1, le=86400)] = 120.0
-    max_concurrent_per_user: Annotated[int, Meta(ge=1, le=10_000)] = 3
-    max_concurrent_global: Annotated[int, Meta(ge=1, le=10_000)] = 10
-    archive_ttl_minutes: Annotated[float, Meta(ge=1, le=3650 * 1440)] = 60.0
-    max_tool_calls_per_run: Annotated[int, Meta(ge=1, le=1_000_000)] = 25
-    default_token_budget: Annotated[int, Meta(ge=1, extra=COUNT)] = 50_000
-    max_token_budget: Annotated[int, Meta(ge=1, extra=COUNT)] = 200_000
-    cleanup_interval_seconds: Annotated[float, Meta(ge=1, le=31 * 86400)] = 60.0
-    default_agent: Annotated[str, Meta(max_length=64, extra=AGENT)] | None = None
-    spawn_rate_limit: SpawnRateLimit = SpawnRateLimit()
 
 
 if TYPE_CHECKING:
@@ -341,7 +239,13 @@ def _both(hearts: Any, own: Any) -> Any:
         name, entry = get_args(hearts)
         return dict[name, _both(entry, get_args(own)[1])]  # type: ignore[misc, valid-type]
     fields = msgspec.structs.fields(own)
-    return _with(hearts, [(each.name, each.type, each.default) for each in fields])
+    return _with(hearts, [(each.name, each.type, _default(each)) for each in fields])
+
+
+def _default(field: msgspec.structs.FieldInfo) -> Any:
+    if field.default_factory is msgspec.NODEFAULT:
+        return field.default
+    return msgspec.field(default_factory=field.default_factory)
 
 
 Whole = _with(Configuration, _sections())
@@ -412,13 +316,8 @@ def understand(contents: Sequence[tuple[Path, bytes]], strongest: Path | None) -
         found.values.update(lowered)
         config = _build(Whole, found, "")
     _check_together(config, found.values)
-    _check_groups(config, found)
     _check_agents(config, found)
-    _check_default_agent(config, found)
-    _check_upstreams(config, found)
-    for section in SECTIONS:
-        for pair in section.either:
-            _check_either(getattr(config, section.key), section.key, pair, found)
+    _check_sections(config, found)
     settings = [
         Setting(
             key=key,
@@ -555,11 +454,17 @@ def _build(struct: type[Any], found: _FileValues, prefix: str) -> Any:
             values[field.name] = field.default_factory() | named
         elif key in found.values:
             values[field.name] = _convert(field.type, key, *found.values[key])
-    return struct(**values)
+    built = struct(**values)
+    for pair in getattr(struct, "EITHER", ()):
+        _check_either(built, prefix, pair, found)
+    return built
 
 
 def _build_named(entry: type[Struct], found: _FileValues, key: str, name: str) -> Any:
     inner = entry_key(key, name)
+    form, words = getattr(entry, "NAMES", (".*", ""))
+    if not re.fullmatch(form, name, re.DOTALL):
+        raise ConfigError(f"{found.names[key][name]}: {inner}: {words}")
     for field in msgspec.structs.fields(entry):
         if field.required and f"{inner}.{field.name}" not in found.values:
             path = found.names[key][name]
@@ -638,17 +543,8 @@ def _check_together(config: Configuration, origins: Mapping[str, tuple[Path, Any
         )
 
 
-def _check_groups(config: Configuration, found: _FileValues) -> None:
-    for name in config.groups:
-        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}", name):
-            path = found.names["groups"][name]
-            what = "a group's name has 1 to 64 of A-Z a-z 0-9 _ - and does not begin with -"
-            raise ConfigError(f"{path}: {entry_key('groups', name)}: {what}")
-
-
 def _check_agents(config: Configuration, found: _FileValues) -> None:
-    most = {spec.most: getattr(config.limits, spec.most) for spec in KINDS.values() if spec.most}
-    ranges = Policy(**most)
+    ranges = Policy(limits=config.limits)
     for name, agent in config.agents.items():
         key = entry_key("agents", name)
         if not is_name(name):
@@ -663,27 +559,12 @@ def _check_agents(config: Configuration, found: _FileValues) -> None:
             ) from error
 
 
-def _check_default_agent(config: Configuration, found: _FileValues) -> None:
-    agent = config.sessions.default_agent
-    known = [*config.agents, *AGENTS]
-    if agent is not None and agent not in known:
-        path = found.values["sessions.default_agent"][0]
-        raise _bad_value(
-            path, "sessions.default_agent", agent, f"one of {', '.join(dict.fromkeys(known))}"
-        )
-
-
-def _check_upstreams(config: Configuration, found: _FileValues) -> None:
-    for name, upstream in config.gateway.upstreams.items():
-        if not re.fullmatch(r"[A-Za-z0-9._-]+", name) or name in {".", "..", "run"}:
-            path = found.names["gateway.upstreams"][name]
-            what = (
-                'an upstream\'s name has only A-Z a-z 0-9 . _ -, and is not ".", ".." or "run": '
-                "it is a part of a URL"
-            )
-            raise ConfigError(f"{path}: {entry_key('gateway.upstreams', name)}: {what}")
-        pair = ("key_file", "key_env", "a key comes from one place")
-        _check_either(upstream, entry_key("gateway.upstreams", name), pair, found)
+def _check_sections(config: Configuration, found: _FileValues) -> None:
+    for section in SECTIONS:
+        for name, expected in section.check(config) if section.check is not None else ():
+            key = f"{section.key}.{name}"
+            path, value = found.values[key]
+            raise _bad_value(path, key, value, expected)
 
 
 def _check_either(
@@ -693,9 +574,9 @@ def _check_either(
     one, other, why = pair
     if getattr(section, one) is None or getattr(section, other) is None:
         return
-    path, value = found.values[f"{prefix}.{one}"]
-    source = found.values[f"{prefix}.{other}"][0]
-    raise _bad_value(path, f"{prefix}.{one}", value, f'"off" beside {other} ({source}): {why}')
+    path, value = found.values[f"{prefix}{one}"]
+    source = found.values[f"{prefix}{other}"][0]
+    raise _bad_value(path, f"{prefix}{one}", value, f'"off" beside {other} ({source}): {why}')
 
 
 def main() -> None:

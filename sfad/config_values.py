@@ -8,44 +8,42 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta
 
-from .protocol.event_types import HOOK_TYPES, unknown_pattern
+from .core.state.policy import COUNT as COUNT
+from .core.state.policy import NAMES as NAMES
+from .core.state.policy import SIZE as SIZE
 from .protocol.texts import units
-from .protocol.texts.egress import FORMS, destination
-
-MAX_PORT = 65535
 
 
 class NotAllowed(ValueError):
     """A value that its key may not have. The message says which values are allowed."""
 
 
+class Form(NamedTuple):
+    """How a value of a feature is written: `Meta(extra={"form": Form(…)})`."""
+
+    words: str
+    """What is allowed."""
+    check: Callable[[Any], object] = lambda _: None
+    """Raises `ValueError`, or `NotAllowed` with other words."""
+
+
 OFF = "off"
 """The value for "no limit", where the field may be `None`."""
 
-SIZE = {"unit": "size"}
-COUNT = {"unit": "count"}
 PERCENT = {"unit": "percent"}
 PATH = {"unit": "path"}
 TEXT = {"unit": "text"}
 COMMAND = {"unit": "command"}
 LIMITS = {"unit": "limits"}
 URL = {"unit": "url"}
-NAMES = {"unit": "names"}
-PATTERNS = {"unit": "patterns"}
-PATHS = {"unit": "paths"}
-EGRESS = {"unit": "egress"}
-EVENTS = {"unit": "events"}
 VARIABLE = {"unit": "variable"}
 AGENT = {"unit": "agent"}
-LISTEN = {"unit": "listen"}
-CLUSTER = {"unit": "cluster"}
-NODE = {"unit": "node"}
 GROUP = {"unit": "group"}
 
 NAME_MAX = 256
@@ -80,18 +78,8 @@ _PARSERS: dict[str, Callable[[Any], float]] = {
 
 _WORDS = {
     "path": "an absolute path",
-    "paths": "a list of absolute paths, or of paths that begin with ~/",
-    "patterns": 'a list of names in which * stands for any letters, such as "claude-*"',
-    "events": (
-        "a list of types of events in which * stands for any letters, "
-        'such as "run_failed" or "alert_*"'
-    ),
-    "egress": f"a list of hosts, each as {FORMS}",
     "names": "a list of names of 1 to 64 of A-Z a-z 0-9 . _ -",
     "agent": "the name of an agent",
-    "cluster": '"auto" or "HOST:PORT"',
-    "node": "a name of at most 63 letters, digits, dots, _ and -",
-    "listen": '"127.0.0.1:PORT", "[::1]:PORT" or "unix:/PATH"',
     "group": "name or number of a group of this machine",
     "variable": "the name of an environment variable",
     "url": (
@@ -124,23 +112,6 @@ def is_base_url(url: str) -> bool:
     return bool(well_formed) and port != 0
 
 
-def listen_address(text: str) -> Path | tuple[str, int]:
-    """Return the path of a Unix socket, or a loopback address and its port. Raises `ValueError`.
-
-    Other addresses are refused: what is served has no password."""
-    scheme, _, path = text.partition(":")
-    if scheme == "unix" and Path(path).is_absolute() and "\0" not in path:
-        return Path(path)
-    host, _, port = text.rpartition(":")
-    if (
-        host not in {"127.0.0.1", "[::1]"}
-        or not re.fullmatch(r"[1-9][0-9]{0,4}", port, re.ASCII)
-        or int(port) > MAX_PORT
-    ):
-        raise ValueError(text)
-    return host.strip("[]"), int(port)
-
-
 def converted(kind: Any, value: Any) -> Any:
     """Return a value from TOML as the type of its field. Raises `NotAllowed`, `ValueError`,
     `TypeError`, `OverflowError`, and `KeyError` for a group that does not exist."""
@@ -154,23 +125,9 @@ def converted(kind: Any, value: Any) -> Any:
     elif unit == "path" and not Path(value).is_absolute():
         raise ValueError
     result = msgspec.convert(value, kind)
-    if (
-        unit == "events"
-        and "" not in result
-        and (unknown := unknown_pattern(result, HOOK_TYPES)) is not None
-    ):
-        raise NotAllowed(
-            "types of events, and patterns that match one; "
-            f"{unknown!r} matches none of {', '.join(HOOK_TYPES)}"
-        )
-    if unit == "egress":
-        for each in result:
-            destination(each)
-    if unit == "listen":
-        listen_address(result)
-    if (unit == "url" and not is_base_url(value)) or (
-        unit in ("patterns", "events") and "" in value
-    ):
+    if (form := _form(kind)) is not None:
+        form.check(result)
+    if unit == "url" and not is_base_url(value):
         raise ValueError
     if isinstance(result, float) and not math.isfinite(result):
         raise ValueError
@@ -207,6 +164,8 @@ def _allowed_unbounded(kind: Any) -> str:
 
 def _allowed_range(kind: Any, meta: Meta) -> str:
     unit = _unit(kind)
+    if (form := _form(kind)) is not None:
+        return form.words
     if unit in _WORDS:
         return _WORDS[unit]
     if unit == "text":
@@ -246,6 +205,11 @@ def _meta(kind: Any) -> Meta | None:
 def _unit(kind: Any) -> str:
     meta = _meta(kind)
     return "" if meta is None else str((meta.extra or {}).get("unit", ""))
+
+
+def _form(kind: Any) -> Form | None:
+    meta = _meta(kind)
+    return None if meta is None else (meta.extra or {}).get("form")
 
 
 def _may_be_off(kind: Any) -> bool:

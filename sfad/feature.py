@@ -5,7 +5,7 @@ does in a daemon is in other modules, which are loaded when its section of the c
 request asks for it, or when an earlier daemon has saved something of it (`daemon.loop.seam`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -21,9 +21,12 @@ class Section(NamedTuple):
     kind: Any
     """Its type as a field of `config.Configuration` has it: a struct, whose own fields have
     defaults, or a dictionary of structs by the names that the operator chooses. Of a dictionary
-    that the heart has, the structs' fields have defaults."""
-    either: tuple[tuple[str, str, str], ...] = ()
-    """Pairs of its keys of which one may be set, and why in words."""
+    that the heart has, the structs' fields have defaults. A struct may have `EITHER`: pairs of its
+    keys of which one may be set, and why in words; and one with such names `NAMES`: a regular
+    expression for these, and what they may be in words."""
+    check: Callable[[Any], Iterable[tuple[str, str]]] | None = None
+    """Given the whole config, returns keys of this section that have a wrong value because of
+    another section, and what is allowed in words."""
     array: bool = False
     """A dictionary that is an array of tables in a file, `[[key]]`, each with its `name`."""
     at_start: bool = False
@@ -66,6 +69,13 @@ class Feature:
     purses: str = ""
     """The module of its folder that has `purses: core.machine.NewPurses`, which is pure: what is
     charged beside the accounts of runs. It is made with the part. One feature may have it."""
+    calls: str = ""
+    """The module of its folder that has `calls: core.machine.NewCalls`, which is pure: what decides
+    about model calls that are asked for before they are made. It is made with the part. One feature
+    may have it."""
+    leads: bool = False
+    """Its part leads runs to their models (`Part.leading`). It is loaded at the start. One feature
+    may do so."""
     correct: str = ""
     """The module of its folder that has `correct(config: Configuration, ledger: OpenedLedger,
     spool: Spool) -> list[str]`: brings the ledger in line with the spool, before it is started, and

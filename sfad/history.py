@@ -170,13 +170,19 @@ class History:
     def _logs(self, request: m.Logs) -> tuple[m.Reply, Sequence[int]]:
         run = self._resolve(request.run)
         try:
-            descriptors = self._output.open_for_reader(run.id)
+            descriptors = self._output.open_all(run)
         except NOT_KEPT as error:
             raise no_output(run, error) from None
-        out, err = told(self._output, run, descriptors) if request.times else ([], [])
+        out, err = told(self._output, run, descriptors[:2]) if request.times else ([], [])
         # without a daemon, a reader would not learn when a live run ends: it gets what there is
         return m.LogFiles(
-            id=request.id, run=run.id, ended=True, out_times=out, err_times=err
+            id=request.id,
+            run=run.id,
+            ended=True,
+            descriptors=len(descriptors),
+            terminal=len(descriptors) > 2,
+            out_times=out,
+            err_times=err,
         ), descriptors
 
     def _calls(self, request: m.ListCalls) -> m.Reply:

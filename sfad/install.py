@@ -30,7 +30,9 @@ service that is active."""
 PLACEHOLDER = "/usr/bin/env sfad"
 NOTIFY_RELOAD = 253
 """The first version of systemd that has Type=notify-reload."""
-NEWER_KEYS = re.compile(r"^(RestartMode|DelegateSubgroup)=.*\n", re.MULTILINE)
+NEWER_KEYS = re.compile(
+    r"^(RestartMode|RestartSteps|RestartMaxDelaySec|DelegateSubgroup)=.*\n", re.MULTILINE
+)
 KEYS_KNOWN = 254
 """The first version of systemd that knows `NEWER_KEYS`. Earlier versions do without, and complain
 of them."""
@@ -349,11 +351,15 @@ class Installer:
             )
 
     def _rendered(self) -> dict[str, str]:
-        found = self._steps.output("systemctl", "--version").split()
-        words, version = program(), int(found[1]) if len(found) > 1 and found[1].isdecimal() else 0
+        words, version = program(), self._version()
         return {
             name: render(text, words, version) for name, text in templates(user=self._user).items()
         }
+
+    def _version(self) -> int:
+        """Return the version of systemd; 0 if it is not known."""
+        found = self._steps.output("systemctl", "--version").split()
+        return int(found[1]) if len(found) > 1 and found[1].isdecimal() else 0
 
     def _set_up(self) -> None:
         """Make the group and the directories of a service of the system."""

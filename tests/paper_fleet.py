@@ -37,6 +37,14 @@ class Actors:
         """`daemons`: their sockets by the names of the nodes."""
         self.cut: set[str] = set()
         """Nodes to which no call gets."""
+        self.hung: set[str] = set()
+        """Nodes whose actors stand still: no call of them or to them is answered."""
+        self.gone: set[str] = set()
+        """Nodes whose raylets are gone, as Ray tells."""
+        self.head = True
+        """The cluster's head answers."""
+        self.later: list[Callable[[], None]] = []
+        """Calls that hang."""
         self.nodes: dict[str, Actor] = {}
         for name, daemon in daemons.items():
             self.nodes[name] = Actor(name, daemon, self)
@@ -45,6 +53,7 @@ class Actors:
 class Actor:
     def __init__(self, node: str, daemon: str, fleet: Actors) -> None:
         self._node, self._fleet = node, fleet
+        self._heard: dict[str, float] = {}
         self._turns = threading.Lock()
         self._work: queue.Queue[FleetPush] = queue.Queue()
         self.tunnels = Tunnels(daemon, node, self._call)
@@ -59,8 +68,12 @@ class Actor:
         if other is None or {node, self._node} & self._fleet.cut:
             then(None)
             return
+        if {node, self._node} & self._fleet.hung:
+            self._fleet.later.append(lambda: self._call(node, messages, then))
+            return
         with self._turns:
             unknown = other.tunnels.deliver(self._node, messages)
+        self._heard[node] = time.monotonic()
         then(unknown)
 
     def _way(self, push: FleetPush, descriptor: int) -> None:
@@ -69,26 +82,51 @@ class Actor:
     def _serve(self) -> None:
         while True:
             push = self._work.get()
+            while self._node in self._fleet.hung or not (self._fleet.head or push.what == "heard"):
+                time.sleep(0.02)
             match push.what:
                 case "place" if push.placing is not None:
                     node = push.placing.node or self._node
                     self.link.send(FleetTold(id=0, run=push.run, node=node))
                 case "nodes":
-                    nodes = [FleetNode(name=name) for name in self._fleet.nodes]
+                    nodes = [
+                        FleetNode(name=name, alive=name not in self._fleet.gone)
+                        for name in self._fleet.nodes
+                    ]
                     self.link.send(FleetTold(id=0, number=push.number, nodes=nodes))
+                case "heard":
+                    heard = {node: time.monotonic() - at for node, at in self._heard.items()}
+                    self.link.send(FleetTold(id=0, number=push.number, heard=heard))
                 case "drain" | "undrain":
                     self.link.send(FleetTold(id=0, number=push.number))
 
 
 def main(words: Sequence[str]) -> None:
-    """Serve nodes, `NAME=SOCKET` each, and obey lines on stdin: `cut NAME`, `join NAME`."""
+    """Serve nodes, `NAME=SOCKET` each, and obey lines on stdin: `cut NAME`, `join NAME`,
+    `hang NAME`, `wake NAME`, `lose NAME` (its raylet), `stop head`, `start head`."""
     actors = Actors(dict(word.split("=", 1) for word in words))
     while not all(actor.link.connected for actor in actors.nodes.values()):
         time.sleep(0.02)
     print("connected", flush=True)
     for line in sys.stdin:
         what, name = line.split()
-        (actors.cut.add if what == "cut" else actors.cut.discard)(name)
+        match what:
+            case "cut":
+                actors.cut.add(name)
+            case "join":
+                actors.cut.discard(name)
+                actors.gone.discard(name)
+            case "hang":
+                actors.hung.add(name)
+            case "wake":
+                actors.hung.discard(name)
+                later, actors.later = actors.later, []
+                for call in later:
+                    call()
+            case "lose":
+                actors.gone.add(name)
+            case "stop" | "start":
+                actors.head = what == "start"
         print("done", flush=True)
 
 
@@ -101,12 +139,18 @@ class Fleet:
 
     def cut(self, name: str) -> None:
         """Let no call reach a node, or come from it."""
-        self._say(f"cut {name}")
+        self.say(f"cut {name}")
 
     def join(self, name: str) -> None:
-        self._say(f"join {name}")
+        self.say(f"join {name}")
 
-    def _say(self, words: str) -> None:
+    def end_actors(self) -> None:
+        """End the actors of all nodes."""
+        self._actors.kill()
+        self._actors.wait()
+
+    def say(self, words: str) -> None:
+        """Have something happen: see `main`."""
         assert self._actors.stdin is not None
         assert self._actors.stdout is not None
         self._actors.stdin.write(f"{words}\n")

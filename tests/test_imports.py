@@ -52,16 +52,19 @@ LAYERS = [
     {"sfad.protocol"},
     {"sfad.core"},
     {"sfad.processes", "sfad.storage"},
-    {"sfad.runs", "sfad.gateway"},
+    {"sfad.runs"},
     {"sfad.usage", "sfad.durable"},
     {"sfad.start"},
     {"sfad.daemon"},
     {"sfad.features"},
-    {"sfad.history", "sfad.cli", "sfad.__main__"},
+    {"sfad.history", "sfad.install_fleet", "sfad.cli", "sfad.__main__"},
 ]
-"""`protocol ← core ← {processes, storage} ← {runs, gateway} ← {usage, durable} ← start ←
+"""`protocol ← core ← {processes, storage} ← runs ← {usage, durable} ← start ←
 daemon ← features ← cli`. Other modules (agents, config, host, and what features declare) are
 leaves: any layer of the shell may use them, and they may use none."""
+
+TRIO_FORM = {"sfactl.api.awaited", "sfactl.api.streaming", "sfactl.api.trio_agents"}
+"""The Python client for trio."""
 
 HEAVY = (
     "trio", "psutil", "textual", "mcp", "genai_prices", "rich", "asyncio", "httpx2", "h11",
@@ -123,7 +126,13 @@ def halves_in_the_core() -> Iterator[Path]:
     import."""
     for name, feature in FEATURES.items():
         folder = f"sfad.features.{name}"
-        halves = (feature.watcher, feature.barrier, feature.purses, feature.elsewhere)
+        halves = (
+            feature.watcher,
+            feature.barrier,
+            feature.purses,
+            feature.elsewhere,
+            feature.calls,
+        )
         found = {f"{folder}.{half}" for half in halves if half}
         while found:
             module = found.pop()
@@ -220,9 +229,8 @@ def test_the_client_imports_only_the_protocol_of_the_daemon() -> None:
             assert not within(module, "psutil") or path.stem in ("doctor", "addresses"), (
                 f"{name_of(path)} imports {module}"
             )
-            assert not within(module, "trio") or within(name_of(path), "sfactl.web"), (
-                f"{name_of(path)} is not served by trio"
-            )
+            served = within(name_of(path), "sfactl.web") or name_of(path) in TRIO_FORM
+            assert not within(module, "trio") or served, f"{name_of(path)} is not served by trio"
             assert module != "asyncio" or within(name_of(path), "sfactl.top"), (
                 f"{name_of(path)} is not run by Textual"
             )
@@ -383,15 +391,6 @@ def test_what_helpers_load_is_of_the_standard_library() -> None:
         "msgspec",
         "typer",
     }
-
-
-def test_a_gateway_loads_no_psutil() -> None:
-    assert "psutil" not in loaded_by("import sfad.gateway.__main__")
-
-
-def test_what_reads_bodies_loads_no_trio() -> None:
-    """Each gateway of a user has such a process."""
-    assert not loaded_by("import sfad.gateway.bodies.reading") & {*HEAVY, "typer", "sqlite3"}
 
 
 def test_the_protocol_loads_little() -> None:

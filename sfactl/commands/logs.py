@@ -1,6 +1,6 @@
 import os
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
@@ -14,7 +14,7 @@ from ..app import OverFleet, app
 from ..connecting.connection import AGAIN, Client, ConnectionLost, check
 from ..connecting.history import connect
 from ..connecting.in_flight import RequestsInFlight, carry_on, wait
-from ..exits import ExitCode, Quit
+from ..exits import ExitCode, Quit, UsageError
 from ..options.selection import ListedSelection, RunSelection
 from ..options.shared import Tail, Value, flag, tail
 from ..options.spreading import spread
@@ -157,6 +157,14 @@ class LineFollower(Follower):
         super()._continue_at(offset, why)
 
 
+class RawFollower(Follower):
+    """Copies bytes as they are, also to a terminal."""
+
+    def __init__(self, source: int, target: int, note: Callable[[str], None], offset: int) -> None:
+        super().__init__(source, target, note, offset)
+        self._shown = None
+
+
 # ---- Print the output of runs, or follow it
 
 
@@ -178,6 +186,7 @@ def start_of(tail: Tail | None, file: int) -> int:
 
 class View(NamedTuple):
     following: bool
+    raw: bool
     stdout: bool
     stderr: bool
     tail: Tail | None
@@ -187,6 +196,8 @@ class View(NamedTuple):
     def sources(self, descriptors: Sequence[int]) -> list[Source]:
         """Return the files to show. stdout and stderr go to their own streams; one alone, and JSON,
         goes to stdout."""
+        if self.raw or len(descriptors) > 2:  # a terminal has one stream
+            return [Source("stdout", descriptors[0], 1)]
         both = self.stdout == self.stderr
         wanted = [both or self.stdout, both or self.stderr]
         return [
@@ -208,6 +219,13 @@ def logs(
     ] = False,
     stdout: Annotated[bool, flag("Only stdout")] = False,
     stderr: Annotated[bool, flag("Only stderr")] = False,
+    raw: Annotated[
+        bool, flag("Of a run with a terminal: the bytes that it wrote, also to this terminal")
+    ] = False,
+    screen: Annotated[bool, flag("Of a run with a terminal: what it shows now")] = False,
+    asciicast: Annotated[
+        bool, flag("Of a run with a terminal: a recording for asciinema (asciicast v2)")
+    ] = False,
     tail: Annotated[
         Tail | None,
         Value("N", tail).option(
@@ -229,6 +247,11 @@ def logs(
     runs as for `sfactl list`, including ended ones. A note on stderr reports bytes that were
     freed before they were read, by the output limit or for a full disk.
 
+    Of a run with a terminal of its own it prints the text: the lines that have left the screen,
+    then those on it; with -f, a line once it has left the screen. --raw prints the bytes,
+    --screen what is on the screen, with its colours at a terminal, and --asciicast a recording
+    without what looks like a key.
+
     -f follows until the runs end, also when the daemon restarts. It may begin before a run
     does. With `sfactl send` it is what other tools call attach.
 
@@ -240,8 +263,9 @@ def logs(
     runs, and "time" and "not_after" with --timestamps ("time" is null for a line that is marked
     ≤); bytes that are not UTF-8 appear as \xNN.
     """
-    view = View(follow_, stdout, stderr, tail, timestamps, chosen.json)
+    view = View(follow_, raw, stdout, stderr, tail, timestamps, chosen.json)
     chosen.check()
+    _check_of_terminal(view, screen=screen, asciicast=asciicast)
     with connect(chosen.socket) as client:
         if client.fleet is not None:
             from ..running.fleet_run import (
@@ -264,8 +288,42 @@ def logs(
         code = found.each_of(
             client, "logs", lambda run: opened.append(_open(client, run, times=timestamps))
         )
-        _show(client, opened, view, several=len(found.runs) > 1)
+        if screen or asciicast:
+            _show_terminals(opened, screen=screen)
+        else:
+            _show(client, opened, view, several=len(found.runs) > 1)
     return code
+
+
+def _check_of_terminal(view: View, *, screen: bool, asciicast: bool) -> None:
+    for given, option in ((screen, "--screen"), (asciicast, "--asciicast"), (view.raw, "--raw")):
+        for other, excluded in (
+            (screen and option != "--screen", "--screen"),
+            (asciicast and option != "--asciicast", "--asciicast"),
+            (view.following and option != "--raw", "-f"),
+            (view.tail is not None and option != "--raw", "--tail"),
+            (view.stamped, "--timestamps"),
+            (view.json, "--json"),
+            (view.stderr, "--stderr"),
+        ):
+            if given and other:
+                raise UsageError(f"{option} and {excluded} exclude each other")
+
+
+def _show_terminals(opened: Sequence[tuple[LogFiles, list[int]]], *, screen: bool) -> None:
+    from ..terminals import printing  # most runs have none
+
+    for files, descriptors in opened:
+        if not files.terminal:
+            raise Quit(
+                ExitCode.UNAVAILABLE,
+                f"run {files.run} has no terminal of its own; leave the option out to see its "
+                "output",
+            )
+        if screen:
+            printing.screen(descriptors)
+        else:
+            printing.record(files.run, descriptors)
 
 
 def _open(client: Client, run: str, *, times: bool) -> tuple[LogFiles, list[int]]:
@@ -294,7 +352,8 @@ def _show(
             (source, form(source, times=times[source.stream]))
             for source in view.sources(descriptors)
         ]
-        made = [_follower(source, each, view) for source, each in forms]
+        record = descriptors[2] if files.terminal and not view.raw else None
+        made = [_follower(source, each, view, record) for source, each in forms]
         shown.append((files, made))
         old |= any(
             each.has_old_lines(follower.offset)
@@ -306,8 +365,17 @@ def _show(
         _copy(client, group, view.following)
 
 
-def _follower(source: Source, form: LineForm, view: View) -> Follower:
+def _follower(source: Source, form: LineForm, view: View, record: int | None) -> Follower:
+    if record is not None:
+        from ..terminals.printing import text_of
+
+        given = {"record": record, "follows": view.following, "tail": view.tail}
+        if form.plain:
+            return text_of(Follower)(source.file, source.target, output.note, **given)
+        return text_of(LineFollower)(source, 0, form, **given)
     offset = start_of(view.tail, source.file)
+    if view.raw:
+        return RawFollower(source.file, source.target, output.note, offset)
     if form.plain:
         return Follower(source.file, source.target, output.note, offset)
     return LineFollower(source, offset, form)

@@ -22,11 +22,24 @@ def send(
     socket: Socket = None,
     json: Json = False,
     eof: Annotated[bool, flag("Close the run's stdin afterwards")] = False,
+    keys: Annotated[
+        bool, flag("Type MESSAGE into the run's terminal; <Enter>, <C-c>, <Up> and others are keys")
+    ] = False,
 ) -> None:
-    """Write to the stdin of a run started with --stdin.
+    """Write to the stdin of a run started with --stdin, or type into a run's terminal.
 
     A newline is added to MESSAGE. Without MESSAGE, or with -, stdin is copied unchanged.
+
+    --keys types: sfactl send RUN --keys 'y<Enter>'. Nothing is added. Keys are Enter, Tab,
+    S-Tab, Esc, Space, BS, Del, Insert, Up, Down, Left, Right, Home, End, PageUp, PageDown, F1
+    to F12, C-x (Ctrl) and M-x (Alt); <lt> is the character <. Nothing keeps what is typed. A
+    run may type into runs below it (permission: keys).
     """
+    if keys:
+        from ..terminals.typing import type_into
+
+        type_into(run, words, socket, json=json, eof=eof)
+        return
     sent = 0
     with connect(socket) as client:
         for data in _data(words):

@@ -1,5 +1,9 @@
 import os
+from typing import Annotated
 
+from msgspec.structs import replace
+
+from sfad.protocol.known import AGENTS
 from sfad.protocol.requests.base import Reply, RunReply
 from sfad.protocol.requests.starting import Refused, Spawn
 from sfad.protocol.types import Status
@@ -10,13 +14,21 @@ from ..connecting.connection import Client
 from ..connecting.start_daemon import connect_or_start
 from ..options import spawn as spawn_options
 from ..options.limits import in_force
+from ..options.shared import COUNT
 from ..options.spawn import HEADINGS, USAGE, Command, Form, SpawnOptions, commanded
 from ..options.spreading import spread
 
 
 @app.command(cls=TakesCommand, options_metavar=USAGE)
 @spread(SpawnOptions, headings=HEADINGS)
-def spawn(wanted: SpawnOptions, command: Command = []) -> int:
+def spawn(
+    wanted: SpawnOptions,
+    count: Annotated[
+        int | None,
+        COUNT.option("Start so many equal runs, with SFA_INDEX=0, 1, … in their environment"),
+    ] = None,
+    command: Command = [],
+) -> int:
     """Start a run and print its id.
 
     AGENT is a known program, such as claude or codex, or an agent of the config (sfactl agents
@@ -30,17 +42,43 @@ def spawn(wanted: SpawnOptions, command: Command = []) -> int:
     Limits (--limit, repeatable): KIND is time (seconds), turns (tool calls), messages, tokens,
     cost, planning_cost or execution_cost (USD), output or memory (bytes), pids (processes), cpu
     (cores), silence (seconds) or plan (% of a subscription's window). ACTION is terminate,
-    pause, warn, refuse, request_increase or, for silence, continue. Turns, messages, tokens and
-    cost can only be enforced if the gateway sees the calls, or the agent tells them: by
-    reports, JSON events that a meter reads, or its session file.
+    pause, warn, refuse, conclude, request_increase or, for silence, continue. Turns, messages,
+    tokens and cost can only be enforced if the gateway sees the calls, or the agent tells them:
+    by reports, JSON events that a meter reads, or its session file.
     """
-    return start(commanded(wanted, command))
+    wanted = commanded(wanted, command)
+    return start(wanted) if count is None else _several(wanted, count)
+
+
+MOST = 10_000
+"""Runs that one command line may start."""
+
+
+def _several(wanted: SpawnOptions, count: int) -> int:
+    """Start equal runs. One that is refused ends that: the next one would be, too. Those that were
+    started go on."""
+    if not 0 < count <= MOST:
+        raise exits.UsageError(f"--count {count}: from 1 to {MOST}")
+    if wanted.wait:
+        raise exits.UsageError("--count and --wait exclude each other: wait with sfactl wait")
+    _only_for_foreground(wanted)
+    message = spawn_options.message(wanted)
+    code: int = exits.ExitCode.DONE
+    with connect_or_start(wanted.socket) as client:
+        message = _completed(wanted, message, client)
+        for index in range(count):
+            env = [*message.env, b"SFA_INDEX=%d" % index]
+            one = replace(message, env=env, key=os.urandom(16).hex())
+            code = exits.worst([code, _background(client, one, wanted.json)])
+    return code
 
 
 def start(wanted: SpawnOptions, message: Spawn | None = None) -> int:
     """Start the run of checked options, or of a message that was made from them. Return the exit
     code. Raise `Quit`."""
-    message = message or spawn_options.message(wanted)
+    if message is None:
+        wanted = _in_terminal(wanted)
+        message = spawn_options.message(wanted)
     if wanted.wait:
         return _foreground(wanted, message)
     _only_for_foreground(wanted)
@@ -51,8 +89,14 @@ def start(wanted: SpawnOptions, message: Spawn | None = None) -> int:
 def _foreground(wanted: SpawnOptions, message: Spawn) -> int:
     from ..running.foreground import Foreground  # a run in the background needs nothing of it
 
+    if message.terminal is not None:
+        from ..terminals.viewer import need_terminal, start
+
+        need_terminal("a terminal in the foreground")
     client = connect_or_start(wanted.socket)
     message = _completed(wanted, message, client)
+    if message.terminal is not None:
+        return start(client, message, quiet=message.quiet)
     if message.placing is not None:
         from ..running.fleet_run import run
 
@@ -63,6 +107,20 @@ def _foreground(wanted: SpawnOptions, message: Spawn) -> int:
     return Foreground(
         client, message, wanted, _form(wanted, inside=inside), final=final
     ).carry_out()
+
+
+def _in_terminal(wanted: SpawnOptions) -> SpawnOptions:
+    """Give an agent that has no task a terminal, if the person has one: they will tell the task
+    there."""
+    if (
+        not (wanted.wait and wanted.agent in AGENTS)
+        or wanted.command
+        or wanted.stdio == "inherit"
+        or any((wanted.json, wanted.text, wanted.raw, wanted.stdin, wanted.no_log, wanted.fleet))
+        or not (os.isatty(0) and os.isatty(1))
+    ):
+        return wanted
+    return replace(wanted, terminal=True)
 
 
 def _completed(wanted: SpawnOptions, message: Spawn, client: Client) -> Spawn:

@@ -38,8 +38,11 @@ def stop(
     Returns when no process of the runs and of what they started is alive. All runs share one
     grace. If a run does not exist or is not yours, prints an error and stops the others.
 
-    Exit codes: 0 stopped; 5 processes survived SIGKILL, and are listed; 66 no such run; 77 not
-    permitted.
+    A run on a node of the fleet that does not answer is stopped when that is heard of, and at the
+    latest at the end of its lease; this verb does not wait for it.
+
+    Exit codes: 0 stopped; 5 processes survived SIGKILL, or runs are on nodes that do not answer,
+    and are listed; 66 no such run; 77 not permitted.
     """
     chosen.check()
     wanted = Stop(

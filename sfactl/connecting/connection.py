@@ -343,6 +343,15 @@ class Client:
         """Return the descriptor to poll: it is readable when `arrived` has something to return."""
         return self._socket.fileno()
 
+    @property
+    def sock(self) -> socket.socket:
+        """For another driver of the conversation."""
+        return self._socket
+
+    @property
+    def conversation(self) -> Conversation:
+        return self._conversation
+
     def be_patient(self, seconds: float | None) -> None:
         """Set the seconds to wait for each piece of a reply, and for a daemon that restarts before
         the reply even if the request's own time is over. `None`, the initial value, waits without
@@ -373,14 +382,20 @@ class Client:
         `answer` receive the reply. After `ConnectionLost` the daemon has not taken the request: a
         frame that is cut off is no request. Raise `DaemonError` if the daemon said why it closed
         the connection."""
+        number, frame = self.packed(request)
+        self._write(frame, descriptors)
+        return number
+
+    def packed(self, request: Request) -> tuple[int, bytes]:
+        """Give the request the next id, and return that and its frame. Raise `UsageError` for one
+        that is too long."""
         request = replace(request, id=self.next_id())
         frame = pack_message(request)
         if len(frame) > MAX_REQUEST:
             raise exits.UsageError(
                 f"the request is {len(frame)} bytes long; the daemon takes {MAX_REQUEST}"
             )
-        self._write(frame, descriptors)
-        return request.id
+        return request.id, frame
 
     def _write(self, frame: bytes, descriptors: Sequence[int] = ()) -> None:
         if self.closed:
@@ -461,16 +476,7 @@ class Client:
                     raise Unreachable(self.path, "gone", what)
         finally:
             self._answers.extend(others)
-        return self._expect(mine[0].reply, expected), mine[0].descriptors
-
-    def _expect(self, reply: Reply, expected: type[R]) -> R:
-        check(reply)
-        if not isinstance(reply, expected):
-            raise exits.Quit(
-                exits.ExitCode.LOST,
-                f"the daemon answered {type(reply).__name__}, not {expected.__name__}",
-            )
-        return reply
+        return expect(mine[0].reply, expected), mine[0].descriptors
 
     def arrived(self) -> list[Answer]:
         """Return all replies and events received so far, after at least one read from the socket if
@@ -516,6 +522,17 @@ def check(reply: Reply) -> None:
     """Raise `DaemonError` for an `Error`."""
     if isinstance(reply, Error):
         raise DaemonError(reply.code, reply.message)
+
+
+def expect(reply: Reply, expected: type[R]) -> R:
+    """Return a reply of that type. Raise `DaemonError`, and `Quit` for a reply of another type."""
+    check(reply)
+    if not isinstance(reply, expected):
+        raise exits.Quit(
+            exits.ExitCode.LOST,
+            f"the daemon answered {type(reply).__name__}, not {expected.__name__}",
+        )
+    return reply
 
 
 # ---- A request whose connection was lost

@@ -7,8 +7,8 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
+from sfad.features.session.messages import SessionRights, SessionRules
 from sfad.protocol.requests.daemon import AgentList, Agents
-from sfad.protocol.requests.sessions import SessionRights, SessionRules
 
 from ..connecting.connection import connect
 from ..exits import ExitCode, Quit

@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from sfad.protocol.requests.sessions import StartSession
+from sfad.features.session.messages import StartSession
 from sfad.protocol.types import ErrorCode
 
 from .. import output

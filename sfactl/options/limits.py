@@ -284,6 +284,7 @@ def _follows(event: Event, run: RunInfo) -> str:
         Action.TERMINATE: ", terminating",
         Action.WARN: ", continuing",
         Action.REFUSE: ", continuing without it" if event.refused else ", terminating",
+        Action.CONCLUDE: ", its last call follows" if event.refused else ", terminating",
         Action.CONTINUE: ", continuing its session",
         Action.PAUSE: f", paused; more room: sfactl resume {run.id} {more}",
         Action.REQUEST_INCREASE: (

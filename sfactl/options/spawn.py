@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Annotated, Literal, NamedTuple
 
@@ -29,6 +30,7 @@ from sfad.protocol.types import (
     Placing,
     RunInfo,
     Ship,
+    Terminal,
     Worktree,
 )
 
@@ -72,11 +74,11 @@ class Place(NamedTuple):
     label: Pair | None = None
 
 
-def _place(text: str) -> Place:
+def read_place(text: str) -> Place:
     return Place(label=pair(text)) if "=" in text else Place(node=text)
 
 
-def _after(text: str) -> After:
+def read_after(text: str) -> After:
     run, colon, condition = text.partition(":")
     if not run or (colon and condition != "ok"):
         raise ValueError(f"{text[:80]!r} is not of the form RUN or RUN:ok")
@@ -209,6 +211,13 @@ class SpawnOptions(Struct, frozen=True):
             "and no output is kept"
         ),
     ] = "files"
+    terminal: Annotated[
+        bool,
+        flag(
+            "Give the run a terminal of its own, which outlives this client; sfactl attach shows "
+            "it. So does sfactl run AGENT at a terminal, without a task"
+        ),
+    ] = False
     text: Annotated[
         bool,
         flag(
@@ -247,7 +256,7 @@ class SpawnOptions(Struct, frozen=True):
         Action | None,
         Value("ACTION", parse_action, words="action").option(
             "Action of limits that name none: "
-            "terminate, pause, warn, refuse, request_increase (default: the profile's)"
+            "terminate, pause, warn, refuse, conclude, request_increase (default: the profile's)"
         ),
     ] = None
     limits: Limits = None
@@ -278,7 +287,7 @@ class SpawnOptions(Struct, frozen=True):
     no_queue: Annotated[bool, flag("Refuse the run instead of waiting for a slot")] = False
     after: Annotated[
         list[After],
-        Value("RUN[:ok]", _after, words="run").option(
+        Value("RUN[:ok]", read_after, words="run").option(
             "Start when this run has ended; "
             "with :ok, only if it completes, else the new run is cancelled"
         ),
@@ -313,7 +322,7 @@ class SpawnOptions(Struct, frozen=True):
     ] = False
     on: Annotated[
         list[Place],
-        Value("NODE|LABEL=VALUE", _place).option(
+        Value("NODE|LABEL=VALUE", read_place).option(
             "Only on this node, or on nodes with this label. Implies --fleet"
         ),
     ] = []
@@ -427,6 +436,17 @@ def check(wanted: SpawnOptions) -> None:
         raise UsageError("--leaf and --nested exclude each other: a leaf may start nothing")
     if wanted.stdio == "inherit" and wanted.stdin:
         raise UsageError("--stdin and --stdio inherit exclude each other: the run has one stdin")
+    for given, option in (
+        (wanted.stdio == "inherit", "--stdio inherit"),
+        (wanted.stdin, "--stdin"),
+        (wanted.no_log, "--no-log"),
+        (wanted.json and wanted.wait, "--json"),
+        (wanted.text, "--text"),
+        (wanted.raw, "--raw"),
+        (wanted.meter not in (None, NO_METER, BY_REPORT), f"--meter {wanted.meter}"),
+    ):
+        if wanted.terminal and given:
+            raise UsageError(f"--terminal and {option} exclude each other")
     if wanted.gateway and wanted.no_gateway:
         raise UsageError("--gateway and --no-gateway exclude each other")
     if wanted.model_allow and wanted.no_gateway:
@@ -515,6 +535,7 @@ def message(wanted: SpawnOptions, environ: Mapping[str, str] = os.environ) -> Sp
         ship=_ship(wanted, cwd, placing),
         env_set=bool(wanted.env),
         worktree=_worktree(wanted),
+        terminal=_terminal(wanted),
         **{name: getattr(wanted, name) for name in _SAME},
     )
 
@@ -556,6 +577,16 @@ def _worktree(wanted: SpawnOptions) -> Worktree | None:
     if wanted.worktree_of is not None:
         return Worktree(of=wanted.worktree_of)
     return None if wanted.worktree is None else own_worktree(wanted.worktree)
+
+
+def _terminal(wanted: SpawnOptions) -> Terminal | None:
+    if not wanted.terminal:
+        return None
+    with suppress(OSError):
+        size = os.get_terminal_size(1)
+        if size.lines and size.columns:
+            return Terminal(rows=size.lines, columns=size.columns)
+    return Terminal()
 
 
 def _placing(wanted: SpawnOptions) -> Placing | None:

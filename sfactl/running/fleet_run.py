@@ -115,7 +115,9 @@ def run(client: Client, message: Spawn, wanted: SpawnOptions) -> int:
     except KeyboardInterrupt:
         output.note(f"sfactl: stopping {started.id}")
         client.reconnect("stop it with sfactl stop")
-        client.call(Stop(id=0, runs=[started.id], signal=2), Stopped)
+        stopped = client.call(Stop(id=0, runs=[started.id], signal=2), Stopped)
+        if stopped.unreached:
+            return output.stopped(stopped, json=False)
         ended = _wait(client, started.id)
     if wanted.json:
         output.print_json(ended)

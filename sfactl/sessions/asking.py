@@ -17,6 +17,11 @@ from typing import Any
 
 from msgspec import Struct
 
+from sfad.features.session.messages import (
+    SessionRights,
+    SessionRules,
+    StartSession,
+)
 from sfad.protocol.encoding import to_json
 from sfad.protocol.kinds import KINDS
 from sfad.protocol.limits import format_amount
@@ -24,14 +29,7 @@ from sfad.protocol.limits_object import parse_limits
 from sfad.protocol.requests.base import Done, Reply, RunReply
 from sfad.protocol.requests.following import Wait
 from sfad.protocol.requests.listing import Info, List, RunList
-from sfad.protocol.requests.records import Result, ResultText
-from sfad.protocol.requests.sessions import (
-    SessionRights,
-    SessionRules,
-    StartSession,
-    Transcript,
-    TranscriptText,
-)
+from sfad.protocol.requests.records import Result, ResultText, Transcript, TranscriptText
 from sfad.protocol.requests.starting import Refused
 from sfad.protocol.requests.steering import Send, Stop, Stopped
 from sfad.protocol.texts.sanitise import sanitise

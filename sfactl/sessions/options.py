@@ -6,7 +6,7 @@ from typing import Annotated
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sfad.protocol.requests.sessions import StartSession
+from sfad.features.session.messages import StartSession
 from sfad.protocol.types import Limit
 
 from .. import exits, output

@@ -36,7 +36,7 @@ from collections.abc import Sequence
 from ..core.state.naming import program_name
 from ..protocol.known import AGENTS, ANY_PROGRAM, BY_REPORT, METERED_PROGRAMS, NO_METER
 from .counters import Meter, Reading
-from .program import AgentProgram, SessionFiles, arguments, program_called
+from .program import AgentProgram, AgentSessions, arguments, program_called
 from .setups import Person as Person
 from .setups import Setup as Setup
 from .setups import TreeUpstream as TreeUpstream
@@ -61,9 +61,10 @@ AGENT_PROGRAMS = tuple(program_called(name) for name in (*METERED_PROGRAMS, ANY_
 SESSION_VARIABLES = (
     "HOME",
     *(
-        program.session_files.variable
+        variable
         for program in AGENT_PROGRAMS
-        if program.session_files is not None
+        if (kept := program.session_files) is not None
+        for variable in (kept.variable, *kept.further_variables)
     ),
 )
 
@@ -95,9 +96,9 @@ def chosen(argv: Sequence[str]) -> AgentProgram | None:
     )
 
 
-def session_files_of(meter: str | None, argv: Sequence[str]) -> SessionFiles | None:
-    """Return how the program of a run keeps its sessions: the program that `--meter` names, else
-    that of the command."""
+def session_files_of(meter: str | None, argv: Sequence[str]) -> AgentSessions | None:
+    """Return how the program of a run keeps its sessions: the program that `--meter` names, which
+    may be none, else that of the command."""
     program = named(meter) if meter is not None else _of_command(argv)
     return program.session_files if program is not None else None
 

@@ -245,14 +245,29 @@ ANTHROPIC_FACTORS: Factors = {
 """https://platform.claude.com/docs/en/build-with-claude/fast-mode, and `inference_geo` and batches
 of https://platform.claude.com/docs/en/about-claude/pricing. The tier `priority` has no list price:
 it is agreed on by contract."""
-OPENAI_FACTORS: Factors = dict.fromkeys(("priority", "fast"), ((r"gpt-5\.5", 2.5), ("", 2.0))) | {
-    "flex": (("", 0.5),)
+_OPENAI_FAST = (
+    (r"gpt-5\.5", 2.5),
+    (r"gpt-5-mini", 1.8),
+    (r"gpt-4\.1-nano", 2.0),
+    (r"gpt-4o-2024-05-13|gpt-4\.1|\bo3\b", 1.75),
+    (r"gpt-4o-mini", 5 / 3),
+    (r"gpt-4o", 1.7),
+    (r"\bo4-mini", 20 / 11),
+    ("", 2.0),
+)
+OPENAI_FACTORS: Factors = dict.fromkeys(("priority", "fast"), _OPENAI_FAST) | {
+    "flex": (("", 0.5),),
+    # of older ones it is half of some kinds of tokens only
+    "batch": ((r"gpt-[56]", 0.5),),
 }
-"""https://openai.com/api-fast-mode/; some models cost 1.7 times. `flex` has the prices of batches,
-which are half."""
-GEMINI_FACTORS: Factors = {"priority": (("", 2.0),), "flex": (("", 0.5),)}
-"""https://ai.google.dev/gemini-api/docs/priority-inference: 1.75 to 2 times; flex-inference:
-half."""
+"""https://openai.com/api-fast-mode/ and https://developers.openai.com/api/docs/pricing, as
+genai-prices has them (`tests/usage/test_tiers.py`)."""
+GEMINI_FACTORS: Factors = {
+    "priority": ((r"gemini-(3\.[78]-flash(?!-lite$)|4-argon)", 1.8), ("", 2.0)),
+    "flex": (("", 0.5),),
+}
+"""https://ai.google.dev/gemini-api/docs/priority-inference: 1.75 to 2 times, and the models' prices
+where these say it; flex-inference: half."""
 
 
 def factor_of(factors: Factors, model: str, tiers: Iterable[str]) -> float:

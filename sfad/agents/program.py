@@ -1,8 +1,8 @@
 """What is known of an agent program: its command line, the events that it prints, the session files
 that it keeps, and how it is routed through the gateway.
 
-Each program has a module with a subclass of `AgentProgram`, and one of `SessionFiles` if its
-sessions can be read.
+Each program has a module with a subclass of `AgentProgram`, and one of `SessionFiles` or
+`SessionDatabase` if its sessions can be read.
 """
 
 import hashlib
@@ -13,12 +13,12 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from ..core.state.naming import program_name
-from .counters import Meter
+from .counters import Meter, Reading
 from .line_meter import LineMeter, SessionMeter, Speech
 from .own_server import OwnServer
 from .setups import Person, Setup
@@ -107,39 +107,84 @@ class SessionSearch(NamedTuple):
         return self.env.get(variable) or f"{self.env.get('HOME', '')}/{default}"
 
 
-class SessionQuery(NamedTuple):
-    """How to find the sessions of a program in its SQLite database."""
-
-    path: str
-    sql: str
-    """Selects their ids, directories, and when they began, in Unix milliseconds; only those that a
-    person or a run has begun."""
-
-
-class SessionFiles(ABC):
-    """How one program keeps its sessions. Pure: nothing here opens a file.
-
-    Claude Code, Codex and Gemini CLI save the usage of each call, with the true output tokens,
-    whatever they print: in text mode, in a terminal, and before they are killed."""
+class AgentSessions(ABC):
+    """How one program keeps its sessions: in files or in a database. Pure: nothing here opens a
+    file."""
 
     program: str
-    meter: type[SessionMeter[Any]]
     variable: str
+    """The variable that says where they are."""
+    further_variables: tuple[str, ...] = ()
+    """Others that do."""
     resume_words: frozenset[str]
 
     @abstractmethod
     def session_id(self, argv: Sequence[str]) -> str | None:
         """Return the session id that the command gives."""
 
-    def is_main(self, path: str, session: str) -> bool:  # noqa: ARG002 - of a program that has one file for each session
-        """Return whether a file has the session itself, and not what its subagents did."""
-        return True
-
     def resumes(self, argv: Sequence[str]) -> bool:
         return not self.resume_words.isdisjoint(argv)
 
     def project(self, cwd: str) -> str:
+        """Return how a session tells that it was begun in this directory."""
         return cwd
+
+
+class SessionRow(NamedTuple):
+    """What a database has of a part of a session's conversation."""
+
+    number: int
+    """By which rows are in the order in which they were inserted."""
+    part: bytes
+    message: bytes
+    """What it says of the message that the part is of."""
+
+
+class RowMeter(Protocol):
+    """Reads what the rows of one session tell of its use."""
+
+    reading: Reading
+    after: int
+    """The last row that cannot change any more. Those after it are told at each look."""
+
+    def again(self) -> None:
+        """Forget what the rows have told that can change; they are told once more."""
+
+    def take(self, row: SessionRow) -> None:
+        """Read a row. Never raises, whatever an agent has written."""
+
+
+class SessionDatabase(AgentSessions):
+    """A program that keeps its sessions in an SQLite database."""
+
+    sessions: str
+    """Selects the newest sessions: their ids, those of the sessions that have begun them, if any,
+    their directories, and when they began and were changed last, in Unix milliseconds."""
+    rows: str
+    """Selects the rows of a session (`:session`) after a number (`:after`) that were written since
+    a time (`:since`, Unix milliseconds), at most `:most` bytes long: `SessionRow`, and when the
+    row was written, in Unix milliseconds."""
+
+    @abstractmethod
+    def place(self, search: SessionSearch) -> SessionPlace | None:
+        """Return where the database is; `None` if the program keeps none."""
+
+    @abstractmethod
+    def meter(self) -> RowMeter:
+        """Return a meter of one session."""
+
+
+class SessionFiles(AgentSessions):
+    """A program that keeps a file for each session.
+
+    Claude Code, Codex and Gemini CLI save the usage of each call, with the true output tokens,
+    whatever they print: in text mode, in a terminal, and before they are killed."""
+
+    meter: type[SessionMeter[Any]]
+
+    def is_main(self, path: str, session: str) -> bool:  # noqa: ARG002 - of a program that has one file for each session
+        """Return whether a file has the session itself, and not what its subagents did."""
+        return True
 
     @abstractmethod
     def places(self, search: SessionSearch) -> list[SessionPlace]:
@@ -243,10 +288,6 @@ class AgentProgram(ABC):
         """Return the directory that its command chooses; `None`: it works where it is started."""
         return None
 
-    def session_query(self, search: SessionSearch) -> SessionQuery | None:  # noqa: ARG002
-        """Return how to find its sessions, if it keeps them in a database."""
-        return None
-
     # ---- how it hands work to others
 
     own_server: OwnServer | None = None
@@ -260,7 +301,8 @@ class AgentProgram(ABC):
     """Whether the agent itself reports costs, even of models without a known price."""
     event_types: frozenset[str] | None = None
     """The values of `type` by which a line of JSON is an event and not text; `None`: any value."""
-    session_files: SessionFiles | None = None
+    session_files: AgentSessions | None = None
+    """How it keeps its sessions, in files or in a database, if sfad can read them."""
 
     def prints_events(self, words: Sequence[str]) -> bool:  # noqa: ARG002 - of a program that is only chosen by name
         """Return whether these words after the program ask for the format that the meter reads."""

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from ..protocol import types
 from ..protocol.requests.gateway import CallDecision
-from ..protocol.types import CallInfo, ErrorCode, LimitRefusal, Refusal, RunId, Survivor
+from ..protocol.types import CallInfo, ErrorCode, LimitRefusal, Refusal, RunId, Survivor, Unreached
 from .events import AgentProcess
 from .state.run import Run, Token
 from .state.vocabulary import Timer
@@ -200,6 +200,8 @@ class StopDone(Struct, frozen=True):
     elapsed_s: float
     ended: tuple[RunId, ...] = ()
     """Those of `stopped` that had ended before the request."""
+    unreached: tuple[Unreached, ...] = ()
+    """Those that execute elsewhere and are not known to be gone."""
 
 
 class Changed(WithRun, frozen=True):

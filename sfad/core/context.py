@@ -102,7 +102,9 @@ class Context:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.tree = Tree()
-        self.slots = Slots(per_user=policy.trees_per_user, total=policy.trees, groups=policy.groups)
+        self.slots = Slots(
+            per_user=policy.quotas.trees_per_user, total=policy.quotas.trees, groups=policy.groups
+        )
         self.draining = False
         """Nothing starts any more, because the daemon was told to end."""
         self._event_rate = EventRate()
@@ -135,7 +137,9 @@ class Context:
     def reconfigure(self, policy: Policy) -> None:
         """Decide by other numbers from now on. Admitted runs keep their own bounds."""
         self.policy = policy
-        self.slots.resize(per_user=policy.trees_per_user, total=policy.trees, groups=policy.groups)
+        self.slots.resize(
+            per_user=policy.quotas.trees_per_user, total=policy.quotas.trees, groups=policy.groups
+        )
 
     def drain(self) -> None:
         self.draining = True
@@ -208,21 +212,11 @@ class Context:
             peer.run or peer.uid, at
         )
 
-    def egress_refused(self, run: Run, host: str, port: int, why: str, at: float) -> None:
-        """Publish that a run was refused a host, unless it was too often: a program that tries
-        again would fill the ledger."""
-        if self._event_rate.admits((EventType.EGRESS_REFUSED, run.id), at):
-            message = f"the gateway refused {host}, port {port}: {why}"
-            self.publish_event(
-                Event(
-                    type=EventType.EGRESS_REFUSED,
-                    severity="medium",
-                    message=message,
-                    host=host,
-                    port=port,
-                ),
-                run,
-            )
+    def publish_at_will(self, run: Run, event: Event, at: float) -> None:
+        """Publish what a run does, unless it was too often: a program that tries again would fill
+        the ledger."""
+        if self._event_rate.admits((event.type, run.id), at):
+            self.publish_event(event, run)
 
     def end(self, run: Run) -> None:
         self.tree.remove(run)
@@ -291,5 +285,5 @@ class Context:
 def grace_of(run: Run, policy: Policy, requested: float | None = None) -> float:
     """Return the seconds between signal and SIGKILL: as requested now, as the run asked, or as
     configured."""
-    own = run.asked.terms.grace if run.asked.terms.grace is not None else policy.grace
+    own = run.asked.terms.grace if run.asked.terms.grace is not None else policy.stop.grace
     return own if requested is None else requested

@@ -1,7 +1,7 @@
 """What happened: the input of the machine. Every event carries `at`, seconds on the shell's
 monotonic clock.
 
-What clients and hooks call events, which the ledger keeps, are `protocol.types.Event`s: the machine
+What clients call events, which the ledger keeps, are `protocol.types.Event`s: the machine
 publishes them."""
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 from msgspec import Struct
 
+from ..protocol import types
 from ..protocol.requests.gateway import AdmitCall, EndCall, SeeSubscription
 from ..protocol.types import (
     ApiTrouble,
@@ -53,6 +54,10 @@ class OfPeerOnRun(OfPeer, frozen=True):
 
     verb: ClassVar[str]
     run: RunId
+
+
+class OfCalls(At, frozen=True):
+    """It is about model calls that are asked for before they are made (`calling.Calls`)."""
 
 
 class SpawnRequested(OfPeer, frozen=True):
@@ -155,7 +160,7 @@ class CallPrice(Struct, frozen=True):
     """The part of `more_input_cost` by which estimates are often wrong; `None`: all of it."""
 
 
-class CallAsked(At, frozen=True):
+class CallAsked(OfCalls, frozen=True):
     """The gateway asks whether a run may make a model call. Answered by
     `AnswerRequest(CallDecision)`, perhaps much later."""
 
@@ -170,7 +175,7 @@ class CallAsked(At, frozen=True):
     """As `OpenReservation` has it."""
 
 
-class CallWithdrawn(At, frozen=True):
+class CallWithdrawn(OfCalls, frozen=True):
     """A call that waits is not to be made."""
 
     token: Token
@@ -178,7 +183,7 @@ class CallWithdrawn(At, frozen=True):
     """`None` if it will be asked for again."""
 
 
-class CallSettled(At, frozen=True):
+class CallSettled(OfCalls, frozen=True):
     """A call has ended, or was broken off. `used`: with its cost."""
 
     call: EndCall
@@ -187,7 +192,7 @@ class CallSettled(At, frozen=True):
     """As `CallInfo` has it."""
 
 
-class CallSilent(At, frozen=True):
+class CallSilent(OfCalls, frozen=True):
     """No byte of a call's reply has come for a while; without `silence`, its first byte has come
     after all."""
 
@@ -195,7 +200,7 @@ class CallSilent(At, frozen=True):
     silence: Silence | None
 
 
-class GatewayGone(At, frozen=True):
+class GatewayGone(OfCalls, frozen=True):
     """A gateway is gone, and another may follow. What it had under way, and neither settled nor
     noted, counts in full."""
 
@@ -205,7 +210,7 @@ class GatewayGone(At, frozen=True):
     """As `OpenReservation` has it."""
 
 
-class GatewayConnected(At, frozen=True):
+class GatewayConnected(OfCalls, frozen=True):
     """The gateway has a new connection. Of reservations that are not among these, it never learnt:
     no call was made for them."""
 
@@ -327,12 +332,10 @@ class HandedOff(OfRun, frozen=True):
     """What was seen of it."""
 
 
-class EgressRefused(OfRun, frozen=True):
-    """The gateway has refused a run a host that is not in its `--egress`, or may not be."""
+class Did(OfRun, frozen=True):
+    """A feature has seen the run do something, which is published unless it was too often."""
 
-    host: str
-    port: int
-    why: str
+    what: types.Event
 
 
 class LimitsLearnt(At, frozen=True):
@@ -421,7 +424,8 @@ class LaunchFailed(OfRun, frozen=True):
 
 
 class MainExited(OfRun, frozen=True):
-    """The run's main process has been reaped. It comes after `LaunchSucceeded`, and before
+    """The run's main process has been reaped, or a program has ended the run that it carries out.
+    It comes after `LaunchSucceeded`, and before
     `Emptied` of the run or of an ancestor."""
 
     code: int | None
@@ -433,6 +437,10 @@ class MainExited(OfRun, frozen=True):
     last_line: str | None = None
     """The last line that the attempt wrote on stderr, fit to be shown, if it failed by its exit
     code."""
+    failed: str | None = None
+    """Why a run that a program carries out has failed, as that says."""
+    left: bool = False
+    """It is taken for ended: its program has not ended it within the grace."""
 
 
 class Emptied(OfRun, frozen=True):
@@ -480,14 +488,14 @@ OfLauncher = (
     | HandedOff
 )
 OfMeters = AgentSessionSaved | UseSeen | LevelSeen | ToolsCalled | AgentSaid
-OfRuns = OfLauncher | OfMeters | HeardOf | ClientBack | TimerFired | EgressRefused
+OfRuns = OfLauncher | OfMeters | HeardOf | ClientBack | TimerFired | Did
 OfAgentsOnRuns = ReportRequested | ReserveRequested
 OfPeopleOnRuns = (
     PauseRequested | ResumeRequested | ApproveRequested | DenyRequested | LimitRequested
 )
 OfPeersOnRuns = OfAgentsOnRuns | OfPeopleOnRuns
 OfPeers = SpawnRequested | StopRequested | SettleRequested
-OfGateway = CallAsked | CallWithdrawn | CallSettled | CallSilent | GatewayGone | GatewayConnected
+OfCallers = CallAsked | CallWithdrawn | CallSettled | CallSilent | GatewayGone | GatewayConnected
 OfDaemon = (
     Committed
     | CommitFailed
@@ -501,6 +509,6 @@ OfDaemon = (
     | RunsAdopted
 )
 
-Event = OfRuns | OfPeersOnRuns | OfPeers | OfGateway | OfDaemon
+Event = OfRuns | OfPeersOnRuns | OfPeers | OfCallers | OfDaemon
 Feed = Callable[[Event], None]
 """Hands an event to the machine."""

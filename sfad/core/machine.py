@@ -7,13 +7,14 @@ from typing import NamedTuple, assert_never
 
 from msgspec.structs import replace
 
-from ..protocol.types import ErrorCode, Hold, Status
+from ..protocol.types import CallInfo, ErrorCode, Hold, RunId, Status
 from . import commands as c
 from . import events as e
 from .admission.admission import Admission, Awaiting, Widening
 from .admission.adopting import Adopting
 from .admission.guard import MayStart
 from .barring import Barrier
+from .calling import Calls
 from .context import Context
 from .elsewhere import Elsewhere
 from .life.attempts import AttemptTracker
@@ -21,7 +22,6 @@ from .life.lifecycle import Lifecycle
 from .life.pausing import Pausing
 from .life.spending import Spending
 from .life.stopping import Stopping, StopRequests
-from .limits.calls import Calls
 from .limits.enforcement import LimitEnforcement, LimitHolds
 from .limits.limit_requests import LimitRequests
 from .limits.use_requests import UseRequests
@@ -50,11 +50,13 @@ class Components(NamedTuple):
     attempts: AttemptTracker
     limit_holds: LimitHolds
     limits: LimitEnforcement
+    stop_requests: StopRequests
 
 
 NewBarrier = Callable[[Components], Barrier | None]
 NewPurses = Callable[[Components], Purses | None]
 NewElsewhere = Callable[[Components], Elsewhere | None]
+NewCalls = Callable[[Components], Calls | None]
 """`None`: it cannot be made now, and is asked for again."""
 
 
@@ -72,11 +74,13 @@ class Machine:
         barrier: NewBarrier | None = None,
         purses: NewPurses | None = None,
         elsewhere: NewElsewhere | None = None,
+        calls: NewCalls | None = None,
     ) -> None:
         """`reservations`: so many may have been made before; their names are not used again.
         `may_start`: rules that features add to the guard's. `watchers`: what features watch, by
         their names. `barrier`: what holds calls and roots for one. `purses`: what one charges.
-        `elsewhere`: what decides about runs on other machines for one."""
+        `elsewhere`: what decides about runs on other machines for one. `calls`: what decides about
+        model calls for one."""
         self._ctx = context = Context(policy)
         self._spending = Spending(context, reservations)
         self.watching = Watching(context, watchers or {})
@@ -100,19 +104,14 @@ class Machine:
         self._bypasses = Bypasses(context, self._spending, self._limit_enforcement, self._stopping)
         self._components = Components(
             context, self._lifecycle, self._spending, self._stopping, self._pausing,
-            self._attempts, self._limit_holds, self._limit_enforcement,
+            self._attempts, self._limit_holds, self._limit_enforcement, self._stop_requests,
         )  # fmt: skip
         self._limit_requests = LimitRequests(
             context, self._lifecycle, self._pausing, self._limit_holds, self._limit_enforcement
         )
         self._use_requests = UseRequests(context, self._spending, self._limit_enforcement)
         self._new_barrier, self._new_purses, self._new_elsewhere = barrier, purses, elsewhere
-        self._calls = Calls(
-            context,
-            self._spending,
-            self._limit_enforcement,
-            self._attempts,
-        )
+        self._calls, self._new_calls = Calls(), calls
         self._widening = Widening(context, self._limit_enforcement)
         awaiting = Awaiting(context, self._stopping)
         self._admission = Admission(
@@ -137,8 +136,6 @@ class Machine:
         self.why_sessions_refused = context.why_sessions_refused
         self.reservation = self._spending.reservation
         self.calls_of_users = self._spending.under_way
-        self.waiting_calls = self._calls.waiting_of
-        self.calls_under_way = self._calls.under_way_of
         self.tickets = self._stop_requests.tickets
         self.drained_at = self._stopping.drained_at
         self.count_before = self._admission.count_before
@@ -182,6 +179,24 @@ class Machine:
         if make is not None and (made := make(self._components)) is not None:
             self._ctx.purses, self._new_purses = made, None
         return self._ctx.purses
+
+    def calls(self) -> Calls:
+        """Return what a feature decides about model calls with, and make it if there was no need of
+        it so far."""
+        make = self._new_calls
+        if make is not None and (made := make(self._components)) is not None:
+            self._calls, self._new_calls = made, None
+        return self._calls
+
+    def waiting_calls(self, run: RunId) -> list[CallInfo]:
+        """Return the calls of a run that wait, the oldest first."""
+        return self._calls.waiting_of(run)
+
+    def calls_under_way(self, run: RunId) -> list[CallInfo]:
+        """Return the calls of a run that were admitted and have not ended."""
+        found = self.tree.get(run)
+        reservations = found.account.reservations.values() if found is not None else ()
+        return [each.call for each in reservations if each.call is not None]
 
     def teams_of(self, user: str) -> Collection[str]:
         """Return the teams that have a purse which a user spends."""
@@ -273,19 +288,10 @@ class Machine:
                 self._stop_requests.stop_requested(event)
             case e.SettleRequested():
                 self._use_requests.settle_requested(event)
-            case e.CallAsked():
-                self.barrier().tell_time(event.at, event.time)
-                self._calls.call_asked(event)
-            case e.CallWithdrawn():
-                self._calls.call_withdrawn(event)
-            case e.CallSettled():
-                self._calls.call_settled(event)
-            case e.CallSilent():
-                self._calls.call_silent(event)
-            case e.GatewayGone():
-                self._calls.gateway_gone(event)
-            case e.GatewayConnected():
-                self._calls.gateway_connected(event)
+            case e.OfCalls():
+                if isinstance(event, e.CallAsked):
+                    self.barrier().tell_time(event.at, event.time)
+                self._calls.happened(event)
             case e.WindowsSeen():
                 self.barrier().seen(event)
             case e.CommitFailed():
@@ -343,8 +349,8 @@ class Machine:
                 self._bypasses.model_reached(run, event)
             case e.HandedOff():
                 self._hand_offs.seen(run, event)
-            case e.EgressRefused():
-                self._ctx.egress_refused(run, event.host, event.port, event.why, event.at)
+            case e.Did():
+                self._ctx.publish_at_will(run, event.what, event.at)
             case e.UseSeen():
                 self._limit_enforcement.use_seen(run, event)
                 self._bypasses.look(run, event.at)

@@ -310,7 +310,9 @@ async def serve(
                 listener,
                 runtime,
                 lambda sock: runtime.parts.peer(
-                    identify(sock, runtime.launcher, runtime.gateways.at, runtime.parts.is_own)
+                    identify(
+                        sock, runtime.launcher, runtime.leading.caller_at, runtime.parts.is_own
+                    )
                 ),
                 handed,
             )
@@ -389,7 +391,6 @@ class Daemon:
                 nursery.start_soon(keep_serving, server.serve, log.internal_error)
                 nursery.start_soon(keep_serving, server.listener.look_after, log.internal_error)
                 runtime.launcher.watch_children(children)
-                nursery.start_soon(keep_serving, runtime.gateways.serve, log.internal_error)
                 nursery.start_soon(keep_serving, runtime.parts.serve, log.internal_error)
                 nursery.start_soon(self._obey, signals, nursery)
                 nursery.start_soon(systemd.feed_watchdog)
@@ -403,7 +404,6 @@ class Daemon:
                     await runtime.ledger.flush()  # so that features are told of the last ends
                 await runtime.parts.finish()
                 await runtime.commands.rest()
-                await runtime.gateways.stop()
                 with trio.move_on_after(LAST_WORDS), suppress(OSError):
                     # clients that wait for an end are told when it is recorded
                     await runtime.ledger.flush()

@@ -15,14 +15,14 @@ from functools import cached_property
 import msgspec
 import trio
 
-from ..agents import named
+from ..agents import named, session_files_of
 from ..core import events as e
 from ..core.state.run import Run
 from ..core.state.tree import Remembered, rebased
 from ..host.clock import wall_clock
 from ..host.faults import crash_point
 from ..host.systemd import FdStore
-from ..processes.kernel import exit_status
+from ..processes.kernel import exit_status, is_alive
 from ..processes.launcher import Adopted, Launcher, LaunchRecord
 from ..protocol.texts.units import counted
 from ..protocol.types import CallInfo, Reason, RunId, RunInfo, Status
@@ -232,6 +232,7 @@ class EarlierRuns:
             self.launcher,
             origin.created_at,
             named(origin.program) if origin.program is not None else None,
+            session_files_of(origin.output.meter, birth.asked.shown.argv),
             nonce=origin.nonce,
             order=startable.order if startable is not None else None,
             caller=origin.caller,
@@ -288,6 +289,8 @@ class EarlierRuns:
         run = live.run
         if not run.attempt or run.remote is not None or not self._same_boot:
             return Adopted(None, empty=True)
+        if run.asked.in_program:
+            return self._in_program(live)
         handed = (
             self.handed.runs.get(run.id, NOTHING_HANDED)
             if self.handed is not None
@@ -298,6 +301,17 @@ class EarlierRuns:
             run.parent.id if run.parent is not None else None,
             handed.record or _record_of(live),
         )
+
+    def _in_program(self, live: Live) -> Adopted:
+        """Adopt a run that a program carries out, if that is alive, and what it contains."""
+        run, main = live.run, live.main
+        parent = run.parent.id if run.parent is not None else None
+        record = LaunchRecord(live.nonce, bounds_of(run))
+        empty = self.launcher.adopt(run.id, parent, record).empty
+        if main is None or not is_alive(main.pid, main.started):
+            return Adopted(None, empty=empty)
+        self.launcher.enter(run.id, parent, live.nonce)
+        return Adopted(main.pid, empty=False)
 
     def _exited(self, run: Run, found: Adopted) -> e.MainExited | None:
         """How a main process ended that is gone, if systemd kept its pidfd and the kernel tells by

@@ -16,7 +16,8 @@ from typing import Protocol, TypeVar
 import trio
 from msgspec.structs import replace
 
-from ..config import RetentionConfig, SessionsConfig
+from ..config import RetentionConfig
+from ..core.state.policy import SessionsConfig
 from ..core.state.run import run_id
 from ..host.clock import wall_clock
 from ..host.files import make_directory

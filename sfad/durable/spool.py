@@ -73,11 +73,6 @@ class RunJournal:
         """Save these runs, and with `position` where their meters are."""
         self._store.write_soon(self._changes(runs, position))
 
-    @property
-    def failing(self) -> bool:
-        """Whether the disk has no room now. What could not be written is tried again."""
-        return self._store.failing
-
     def is_saved(self, run: RunId) -> bool:
         """Whether the newest snapshot of a run could be written."""
         return f"{NOW}{run}" not in self._store.unwritten

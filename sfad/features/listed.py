@@ -14,9 +14,13 @@ NAMES = (
     "metrics",  # figures of the daemon for Prometheus
     "otel",  # spans of runs and calls for OpenTelemetry
     "shims",  # stand-ins for agent programs, which start them as child runs
-    "isolation",  # sandboxes
+    "terminals",  # of runs, which outlive clients and daemons
+    "isolation",  # sandboxes, which show terminals
     "worktrees",  # of git, which sandboxes show
+    "session",  # runs that a model starts, in its shell or over MCP
+    "gateway",  # what agents' model calls pass through, and other hosts that a run may reach
     "fleet",  # runs on other machines, and files that are sent with them
+    "admitted",  # runs without a process: agents that are functions of a program
 )
 """Their folders."""
 

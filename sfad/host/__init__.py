@@ -6,6 +6,7 @@
 `metrics`        what has happened since the start, counted; each metric: its name, what it is, its
                  labels
 `faults`         ends the process at a chosen effect, for the crash test
+`http_connection` one connection of HTTP: requests in, replies out
 `files`          the daemon's own names in directories that its agents can write to, and what is
                  damaged there
 `probe`          what the kernel, the session and bubblewrap offer, for `sfactl doctor`

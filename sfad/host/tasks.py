@@ -127,7 +127,7 @@ class Background:
         self._waiting: list[Callable[[], Awaitable[object]]] = []
         self._nursery: trio.Nursery | None = None
         self._walks = FairLock()
-        self._at_once = False
+        self.at_once = False
         """Whether `begin` is executing a coroutine."""
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -155,13 +155,13 @@ class Background:
         """Run a coroutine now, up to its first `await aside()`; what follows that is a task. So
         requests that wait for nothing are answered in the order in which they came, which tasks of
         trio do not promise, and cost no task. Raises what the coroutine raises before."""
-        self._at_once = True
+        self.at_once = True
         try:
             left = coroutine.send(None)
         except StopIteration:
             return
         finally:
-            self._at_once = False
+            self.at_once = False
         if left is _ASIDE:
             self.start_soon(_rest_of, coroutine)
         elif isinstance(left, _Place):
@@ -173,16 +173,8 @@ class Background:
     async def aside(self) -> None:
         """Call this before the first wait of a coroutine that `begin` may execute: from here on it
         is a task. In a task it does nothing."""
-        if self._at_once:
+        if self.at_once:
             await _leave(_ASIDE)
-
-    async def stay(self, place: _Place) -> None:
-        """Wait until `go_on`. It costs no task where `begin` executes the coroutine."""
-        if self._at_once:
-            await _leave(place)
-        else:
-            place.event = trio.Event()
-            await place.event.wait()
 
     def go_on(self, place: _Place) -> None:
         if place.event is not None:
@@ -241,7 +233,11 @@ class Line:
             self._waiting[key] = deque()
             self._background.start_soon(self._lead, key)
         self._waiting[key].append((place, work))
-        await self._background.stay(place)
+        if self._background.at_once:  # this costs no task
+            await _leave(place)
+        else:
+            place.event = trio.Event()
+            await place.event.wait()
         if place.error is not None:
             raise place.error
         found: T = place.found

@@ -9,7 +9,7 @@
 `sweep`            kills what a dead daemon left
 
 `own_processes`    processes of the daemon's own that are no runs, such as gateways
-`contained_commands` executes commands that are not runs, such as hooks and the daemon's own git
+`contained_commands` executes commands that are not runs, such as the daemon's own git
 
 `contain`          keeps the processes of a run together: by cgroups, or by tags
 `watch`            reads what trampolines report, reaps, and notices that a run is empty

@@ -4,8 +4,9 @@ import errno
 import fcntl
 import os
 import signal
-from dataclasses import replace
 from time import monotonic, sleep
+
+from msgspec.structs import replace
 
 from ..host.faults import crash_point
 from ..protocol.types import RunId

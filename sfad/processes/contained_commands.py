@@ -1,9 +1,9 @@
-"""Executes commands that are not runs, such as hooks and the daemon's own git: each in a
-containment of its own, so that whatever it has started ends with it, and dies with the daemon's
-next start if the daemon is killed.
+"""Executes commands that are not runs, such as the daemon's own git: each in a containment of its
+own, so that whatever it has started ends with it, and dies with the daemon's next start if the
+daemon is killed.
 
 The launcher contains each as it does a run, under a name that is not the id of a run:
-`hook-1f0a93c2-1`.
+`command-1f0a93c2-1`.
 """
 
 import os
@@ -70,7 +70,7 @@ class ContainedCommands:
         self._launcher = launcher
         self._processes: dict[RunId, _Process] = {}
         self._operators: set[RunId] = set()
-        self._prefix = f"hook-{secrets.token_hex(4)}"
+        self._prefix = f"command-{secrets.token_hex(4)}"
         """Of the names of this daemon's commands: those that an earlier daemon could not kill have
         another."""
         self._last = 0
@@ -146,8 +146,7 @@ class ContainedCommands:
         )
 
     async def rest(self) -> None:
-        """Start no more, and end all that run, also tests and those of hooks that are no longer in
-        the config."""
+        """Start no more, and end all that run, whatever has started them."""
         self._resting = True
         while waited_for := [process for process in self._processes.values() if not process.left]:
             for process in waited_for:

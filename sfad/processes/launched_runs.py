@@ -7,11 +7,11 @@ import resource
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import cache
 from zlib import crc32
 
 import trio
+from msgspec import Struct, field
 
 from ..core.state.run import number_or_zero
 from ..protocol.types import RunId
@@ -39,7 +39,7 @@ so that message queues work."""
 
 def tag(instance: str, run_id: RunId) -> int | None:
     """Return the number of a run: the same for the next daemon, unique among the live runs of an
-    instance, and unlikely to be another instance's. That of a hook, whose name has none, is any.
+    instance, and unlikely to be another instance's. That of a command, whose name has none, is any.
     None if every process has that number by default."""
     soft, hard = _own_limits()
     top = CAPACITY if hard == resource.RLIM_INFINITY else min(hard, CAPACITY)
@@ -94,8 +94,7 @@ def _command_in(first: int) -> int | None:
 # ---- Runs, and their marks
 
 
-@dataclass(slots=True)
-class MainProcess:
+class MainProcess(Struct):
     """A run's main process until it is reaped. `Mains` owns it."""
 
     pid: int
@@ -137,8 +136,7 @@ class MainProcess:
         return False
 
 
-@dataclass(slots=True, eq=False)
-class LaunchedRun:
+class LaunchedRun(Struct, eq=False):
     """A run between its first launch and its release."""
 
     id: RunId
@@ -146,6 +144,8 @@ class LaunchedRun:
     cookie: bytes
     children: set[LaunchedRun] = field(default_factory=set)
     main: MainProcess | None = None
+    in_program: bool = False
+    """Whether a program carries it out, which is not in its containment, and has not ended it."""
     emptying: bool = False
     """Whether `Emptied` is owed."""
     emptied: bool = False
@@ -188,9 +188,11 @@ class LaunchedRun:
             yield from child.subtree()
 
     def has_main(self) -> bool:
-        """Return whether `mains` has any."""
-        return self.main is not None or (
-            bool(self.children) and any(child.has_main() for child in self.children)
+        """Return whether `mains` has any, or a program carries out one of the subtree."""
+        return (
+            self.main is not None
+            or self.in_program
+            or (bool(self.children) and any(child.has_main() for child in self.children))
         )
 
     @property
@@ -326,6 +328,9 @@ class LaunchedRuns(dict[RunId, LaunchedRun]):
         roots = [
             run.id
             for run in self.values()
-            if run.parent is None and not run.emptied and run.first_started <= started
+            if run.parent is None
+            and not run.emptied
+            and run.first_started <= started
+            and not (run.in_program and not run.children)
         ]
         return roots[0] if len(roots) == 1 and os.getpid() != 1 else None

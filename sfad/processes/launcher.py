@@ -6,10 +6,10 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import trio
+from msgspec import Struct, field
 
 from ..core.events import Event
 from ..protocol.types import RunId
@@ -67,8 +67,7 @@ Enforcement = Literal["kernel", "watching", "nothing"]
 and then or by binding them to CPUs; or not at all."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
+class Bounds(Struct, frozen=True):
     """What the kernel shall limit a run and its descendants to, where it can; `None` is no bound.
 
     A limit that only warns does not belong here. Where the kernel cannot, `sfad.usage.sampling`
@@ -98,8 +97,7 @@ def new_nonce() -> str:
     return _nonces.pop()
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchSpec:
+class LaunchSpec(Struct, frozen=True):
     """One attempt at a run's command. The descriptors stay the caller's; the launcher duplicates
     them."""
 
@@ -114,6 +112,8 @@ class LaunchSpec:
     """`None` is /dev/null."""
     terminal: bool = False
     """Make the terminal behind `stdin` the controlling terminal of the run's session."""
+    alone: bool = False
+    """That terminal is the run's alone: no shell could continue what Ctrl-Z stops there."""
     bounds: Bounds = UNBOUND
     stand_ins: Sequence[bytes] = ()
     """Directories of PATH in which the command itself is not searched: they have stand-ins for what
@@ -131,8 +131,7 @@ class LaunchSpec:
     daemon finds the run by it."""
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchRecord:
+class LaunchRecord(Struct, frozen=True):
     """What is saved of a launched run, to find it again: after the death of the daemon that
     launched it, or after that daemon's re-exec."""
 
@@ -154,8 +153,7 @@ class LaunchRecord:
     """Whether the main process keeps the command in a sandbox."""
 
 
-@dataclass(frozen=True, slots=True)
-class Adopted:
+class Adopted(Struct, frozen=True):
     """What there is of a run that was adopted."""
 
     pid: int | None
@@ -168,8 +166,7 @@ class Adopted:
     """Whether its launch is in flight: `LaunchSucceeded` or `LaunchFailed` will be reported."""
 
 
-@dataclass(frozen=True, slots=True)
-class Footprint:
+class Footprint(Struct, frozen=True):
     """What is in a run's containment now, child runs included."""
 
     processes: int
@@ -230,6 +227,13 @@ class Launcher(RunProcesses, Protocol):
     ) -> None:
         """Start the run's command, for the first time or again; `LaunchSucceeded` or `LaunchFailed`
         follows."""
+
+    def enter(self, run_id: RunId, parent: RunId | None, nonce: str) -> None:
+        """Know a run that a program carries out, and which has no process of its own: those of runs
+        below it are contained in it. It is not empty until `leave`."""
+
+    def leave(self, run_id: RunId, failed: str | None = None, *, left: bool = False) -> None:
+        """Take such a run for ended: `MainExited` follows. `failed`, `left`: see there."""
 
     def bound(self, run_id: RunId, bounds: Bounds) -> None:
         """Set other bounds for a live run. If they are below what the run uses now, the kernel ends

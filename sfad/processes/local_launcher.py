@@ -6,14 +6,14 @@ import os
 import resource
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import cache, partial
 from signal import SIGKILL
 from typing import Literal
 
 import trio
+from msgspec.structs import replace
 
-from ..core.events import Emptied, Frozen, Surveyed
+from ..core.events import Emptied, Frozen, MainExited, Surveyed
 from ..protocol.types import RunId, Survivor
 from . import kernel, observed
 from .agent_watch import AgentWatch
@@ -268,6 +268,21 @@ class LocalLauncher(Launcher):
             self._starter.start(run, spec, remember)
         except LaunchError as error:
             self._mains.fail_soon(run, error)
+
+    def enter(self, run_id: RunId, parent: RunId | None, nonce: str) -> None:
+        run = self._runs.get(run_id) or self._runs.add(run_id, parent, nonce)
+        run.in_program = True
+
+    def leave(self, run_id: RunId, failed: str | None = None, *, left: bool = False) -> None:
+        run = self._runs.get(run_id)
+        if run and run.in_program:
+            run.in_program = False
+            self._reactor.soon(self._left, run, failed, left)
+
+    def _left(self, run: LaunchedRun, failed: str | None, left: bool) -> None:
+        code, empty = 0 if failed is None else 1, self._owed.known_empty(run, None)
+        self._emitter.emit(MainExited, run.id, code, None, empty, None, failed, left)
+        self._owed.report_if_empty(run)
 
     def terminate(self, run_id: RunId, signal: int) -> None:
         run = self._begin_stop(run_id, signal)

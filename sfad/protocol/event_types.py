@@ -1,5 +1,4 @@
-"""The types of events, for patterns that users write: in `on` of a hook, and for `sfactl events
---type`."""
+"""The types of events, for patterns that users write, as for `sfactl events --type`."""
 
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
@@ -15,6 +14,7 @@ class EventType(Word):
     RUN_REJECTED = "run_rejected"
     RUN_STARTED = "run_started"
     RUN_PROGRESS = "run_progress"
+    RUN_STOPPING = "run_stopping"
     RUN_PAUSED = "run_paused"
     RUN_RESUMED = "run_resumed"
     RUN_COMPLETED = "run_completed"
@@ -65,9 +65,6 @@ class EventType(Word):
 
 
 EVENT_TYPES = tuple(EventType)
-
-HOOK_TYPES = tuple(each for each in EVENT_TYPES if not each.startswith("hook_"))
-"""Those that start hooks: a hook that is started when one fails could fail for ever."""
 
 
 def unknown_pattern(patterns: Iterable[str], types: Iterable[str] = EVENT_TYPES) -> str | None:

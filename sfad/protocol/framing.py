@@ -49,15 +49,13 @@ class FrameDecoder:
     side hold at most `limit` bytes and one header. After `FrameTooLarge` the stream is out of step:
     close it."""
 
-    __slots__ = ("_buffer", "_limit")
+    __slots__ = ("_buffer", "_limit", "pending")
 
     def __init__(self, limit: int) -> None:
         self._buffer = bytearray()
         self._limit = limit
-
-    @property
-    def pending(self) -> int:
-        return len(self._buffer)
+        self.pending = 0
+        """Bytes that are kept of a frame that is not complete."""
 
     @property
     def rest(self) -> bytes:
@@ -65,15 +63,18 @@ class FrameDecoder:
 
     def feed(self, data: bytes | memoryview) -> Iterator[bytes]:
         """Yields every body that is complete once `data` has arrived. Raises `FrameTooLarge`."""
-        buffer = self._buffer
         if (
-            not buffer
+            not self._buffer
             and HEADER < len(data) <= self._limit
             and int.from_bytes(data[:HEADER], "big") == len(data) - HEADER
         ):
-            yield bytes(data[HEADER:])  # one whole frame, as nearly always
-            return
+            return iter((bytes(data[HEADER:]),))  # one whole frame, as nearly always
+        return self._cut(data)
+
+    def _cut(self, data: bytes | memoryview) -> Iterator[bytes]:
+        buffer = self._buffer
         buffer += data
+        self.pending = len(buffer)
         start = 0
         try:
             while len(buffer) - start >= HEADER:
@@ -90,3 +91,4 @@ class FrameDecoder:
                 yield body
         finally:
             del buffer[:start]
+            self.pending = len(buffer)

@@ -20,7 +20,6 @@ from .requests.following import *
 from .requests.gateway import *
 from .requests.listing import *
 from .requests.records import *
-from .requests.sessions import *
 from .requests.starting import *
 from .requests.steering import *
 from .requests.subscriptions import *

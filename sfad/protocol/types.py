@@ -119,6 +119,9 @@ class Action(Word):
     WARN = "warn"
     REQUEST_INCREASE = "request_increase"
     REFUSE = "refuse"
+    CONCLUDE = "conclude"
+    """The gateway lets one last call through, for which the limit has kept a part back, and says so
+    in it; then the run ends. Only of `cost`, `tokens` and `turns`."""
     CONTINUE = "continue"
     """Stop the attempt, and have the next one continue the agent's session. Only of `silence`."""
 
@@ -244,6 +247,9 @@ class Reason(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     cost_usd: float | None = None
     elapsed_s: float | None = None
     """What the run had used at that moment, as `turns`, `tokens` and `cost_usd`."""
+    left_running: bool = False
+    """It ended all the same, although its program had not ended what it does within the grace: a
+    function in a process cannot be killed."""
     below: list[RunId] = []
     """For `exit`: the runs through which the failure came that `message` tells, from a child to the
     deepest."""
@@ -396,6 +402,19 @@ class Placing(Struct, frozen=True, kw_only=True):
     """A further attempt may begin on another node, once the lease of the one before is over."""
 
 
+class Admitted(Struct, frozen=True, kw_only=True):
+    """An agent that is a part of the calling program: no command is executed for its run. A client
+    says only `stop`. The daemon fills in the rest."""
+
+    stop: Literal["tell", "terminate_process"] = "tell"
+    """What a stop of the run does: tell the program, or end its process by SIGTERM, and SIGKILL
+    after the grace."""
+    pid: int = 0
+    """The program's process."""
+    started: int = 0
+    """When that started, in clock ticks since boot."""
+
+
 class Grant(Struct, frozen=True, kw_only=True):
     """What a run on another node may take out of its tree. The giver has counted all of it as spent
     before it sends it.
@@ -412,6 +431,8 @@ class Grant(Struct, frozen=True, kw_only=True):
     chain: list[tuple[str | None, str]] = []
     """Kinds and names of the runs above it, root first, for the loop rule. The kind is `None` where
     a peer has claimed the name."""
+    names: list[str] = []
+    """Names of the runs above it, root first, as they are shown."""
     depth: int = 0
     """Runs above it."""
     max_depth: int
@@ -636,6 +657,8 @@ class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
     """The group whose slots its tree shares."""
     stdin: bool = False
     """Of a live run: `send` can write to its stdin."""
+    terminal: bool = False
+    """Of a live run: it has a terminal of its own (docs/terminals.md)."""
     worktree: str | None = None
     """The git worktree that it works in, if that was made for it or for a run above it."""
     branch: str | None = None
@@ -755,6 +778,17 @@ class Worktree(Struct, frozen=True, kw_only=True):
     """The path and the branch are there from an earlier run."""
     shared: bool = False
     """A run above this one works in it: nothing is made."""
+
+
+MAX_SIDE = 2000
+"""Most rows and columns of a terminal."""
+
+
+class Terminal(Struct, frozen=True, kw_only=True):
+    """A terminal of a run's own, as it begins: a viewer who types changes its size."""
+
+    rows: int = 24
+    columns: int = 80
 
 
 class Ship(Struct, frozen=True, kw_only=True):
@@ -932,6 +966,16 @@ class Survivor(Struct, frozen=True, kw_only=True):
     run_id: RunId
     why: str
     """Such as `uninterruptible sleep (D) in nfs_wait`."""
+
+
+class Unreached(Struct, frozen=True, kw_only=True):
+    """A run of which it is not known whether it is gone: it executes on a node that does not
+    answer. It stays `stopping`."""
+
+    run_id: RunId
+    node: str
+    why: str
+    """Since when the node does not answer, and when the run is stopped at the latest."""
 
 
 Severity = Literal["low", "medium", "high"]

@@ -52,7 +52,7 @@ class _Parts(Struct, omit_defaults=True):
     @property
     def sandbox(self) -> Any:
         """What was decided about the sandbox in which the main process keeps the command; `None` if
-        it is the command itself. Its `egress` is the gateway's: hosts beside those of models."""
+        it is the command itself."""
         return next((found for name in _SANDBOXES if (found := self.of(name)) is not None), None)
 
     @sandbox.setter

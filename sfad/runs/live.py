@@ -2,25 +2,23 @@
 for it."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any, NamedTuple, Self, TypeVar
 
 import trio
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
-from ..agents import SESSION_VARIABLES, AgentProgram, Reading, session_files_of
+from ..agents import SESSION_VARIABLES, AgentProgram, Reading
 from ..agents.command import Command
-from ..agents.program import SessionFiles
+from ..agents.program import AgentSessions
 from ..agents.registered import session_of
 from ..agents.setup_reader import NO_SETUPS, TreeSetups
 from ..core.state.run import Run
 from ..host.linux.descriptors import close_soon
 from ..processes.credentials import Credentials
 from ..processes.launcher import Bounds, Launcher, new_nonce
-from ..protocol.known import NO_METER
 from ..protocol.messages import Spawn
 from ..protocol.types import (
     Action,
@@ -236,8 +234,7 @@ class SignsOfLife(NamedTuple):
     is_stopped: bool
 
 
-@dataclass(slots=True, eq=False)
-class Live:
+class Live(Struct, eq=False):
     """What the shell holds of a live run, beside the core's `Run`. It owns the descriptors in
     it."""
 
@@ -249,6 +246,8 @@ class Live:
     created_at: datetime
     program: AgentProgram | None = None
     """The agent program whose events its stdout holds."""
+    session_files: AgentSessions | None = None
+    """How its program keeps its sessions."""
     nonce: str = field(default_factory=new_nonce)
     """The random part of its cookie (`LaunchSpec.nonce`)."""
     order: Spawn | None = None
@@ -297,11 +296,6 @@ class Live:
     heard: float | None = None
     """When the loop was told of its last sign of life, on trio's clock. Its output and CPU are
     others (`usage.silence`)."""
-    session_files: SessionFiles | None = field(init=False)
-    """How its program keeps its sessions."""
-
-    def __post_init__(self) -> None:
-        self.session_files = self._session_files(self.run.asked.shown.argv)
 
     def take(
         self,
@@ -309,15 +303,11 @@ class Live:
         output: Output,
         parts: Parts,
         program: AgentProgram | None,
-        argv: Sequence[str],
+        session_files: AgentSessions | None,
     ) -> None:
-        """Be started on this node after all, as was decided now. `argv`: as it is shown."""
+        """Be started on this node after all, as was decided now."""
         self.command, self.output, self.parts, self.program = command, output, parts, program
-        self.order, self.session_files = None, self._session_files(argv)
-
-    def _session_files(self, argv: Sequence[str]) -> SessionFiles | None:
-        meter = self.output.meter
-        return None if meter == NO_METER else session_files_of(meter, argv)
+        self.order, self.session_files = None, session_files
 
     def hear(self, at: float) -> None:
         self.heard = at

@@ -60,7 +60,7 @@ def info_of(
         live.run.status.terminal,
     )
     elapsed = round(run.clock.elapsed(now), 3) if run.started_at is not None else None
-    more = dict(live.shown)
+    more, grant = dict(live.shown), run.root.asked.grant
     for name, shows in SHOWN:
         if (decided := getattr(live.parts, name)) is not None:
             more |= shows(decided, live)
@@ -72,8 +72,8 @@ def info_of(
         status=run.status,
         parent_id=run.parent.id if run.parent is not None else None,
         root_id=run.lineage_ids[0],
-        depth=len(run.ancestors),
-        chain=list(run.chain),
+        depth=len(run.ancestors) if grant is None else len(grant.names) + len(run.ancestors),
+        chain=list(run.chain) if grant is None else [*grant.names, *run.chain],
         pid=latest.pid,
         argv=list(run.asked.shown.argv),
         cwd=run.asked.shown.cwd,
@@ -153,8 +153,9 @@ def _window_shares(shares: Mapping[str, float]) -> list[WindowShare]:
     return found
 
 
-AWAY = 20.0
-"""Seconds without a word from a node after which its runs are shown as unreachable."""
+AWAY = 10.0
+"""Seconds without a word from a node after which its runs are shown as unreachable: two heartbeats
+(`features.fleet.node.BEAT`)."""
 
 
 def _fleet(run: Run, now: float) -> FleetPlace:
@@ -164,7 +165,7 @@ def _fleet(run: Run, now: float) -> FleetPlace:
         shown = (
             remote.node is not None
             and not run.status.terminal
-            and away > AWAY + (remote.lease or 60.0) / 4
+            and (bool(remote.unreached) or away > AWAY)
         )
         return FleetPlace(
             node=remote.node,

@@ -7,13 +7,11 @@ continued          │   └─────────┘               └─�
 placed run ────────┘ (the core has admitted it already: prepared, it is launched)
 
 What was asked is the order: the client's message, which nothing changes. What is decided is
-`Prepared`, which begins as what was asked. `daemon.loop.starting` has the list of the steps; those
-of a capability stand with it.
+`Prepared`, which begins as what was asked. `daemon.loop.starting` is the way, with the list of the
+steps; those of a capability stand with it.
 
 `prepared`     what the daemon reads around a request: who asks, from which run, with which rights;
                and what is decided
-`prepare`      the one way: steps and checks in their order, what is awaited between them, and what
-               is kept for equal requests
 `steps`        the heart's own steps: tools, told time, agents, sessions that are continued, and
                channels
 `checks`       what must hold of the result

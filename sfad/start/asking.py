@@ -4,43 +4,33 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from ..agents import AgentProgram, named, session_files_of
+from ..agents import named, session_files_of
 from ..agents.program import digest
-from ..agents.setup_reader import NO_SETUPS, TreeSetups
+from ..agents.setup_reader import TreeSetups
 from ..core.state.naming import AGENT_COMMANDS, derive_name, program_name
-from ..core.state.request import Asked, SessionAsked, Shown, Sources
-from ..protocol.known import ANY_PROGRAM, BY_REPORT, NO_METER
-from ..protocol.messages import Spawn
+from ..core.state.request import Asked, Shown, Sources
+from ..protocol.known import ANY_PROGRAM, BY_REPORT
 from ..protocol.requests.subscriptions import Provider
-from ..protocol.types import RunId
 from ..usage.metering import program_of
-from .prepared import Prepared
+from .prepared import Prepared, Surroundings
 
 
-def asked_of(
-    p: Prepared,
-    order: Spawn,
-    *,
-    connection: int = 0,
-    session: SessionAsked | None = None,
-    setups: TreeSetups = NO_SETUPS,
-    prints_in: RunId | None = None,
-    printed_as_text: bool = False,
-) -> tuple[Asked, AgentProgram | None]:
-    """Return what the core decides about, and the program whose output a meter reads."""
+def fill_in_asked(p: Prepared, around: Surroundings) -> None:
+    """Fill in what the core decides about, and which of the run's files tell what it uses."""
+    order = around.order
     meter, parts = p.output.meter, p.parts
     argv = tuple(map(shown, p.command.argv))
     derived = derive_name(argv)
-    program = program_of(meter, argv, kept=p.output.kept)
+    p.program = program_of(meter, argv, kept=p.output.kept)
+    p.session_files = session_files_of(meter, argv)
     # something beside the gateway tells what it uses
-    metered = program is not None or meter == BY_REPORT
-    metered = metered or (meter != NO_METER and session_files_of(meter, argv) is not None)
+    metered = p.program is not None or p.session_files is not None or meter == BY_REPORT
     name = p.identity.name
     if name is None:
         # derived from the whole command: a hash of its beginning would be the same for several
         # agents; the node of a placed run fills its agent in
         name = order.agent if order.placing is not None and order.agent else derived
-    asked = Asked(
+    p.asked = Asked(
         Shown(abridged(argv), shown(p.command.cwd), **_placeholders(p)),
         replace(
             p.identity,
@@ -58,18 +48,18 @@ def asked_of(
             metered=metered,
             uncounted=None if metered and not _tells_late(p, argv) else _uncounted(p),
             direct=parts.direct,
-            logins=_logins(p.command.env, setups),
+            logins=_logins(p.command.env, around.setups),
         ),
-        tied_to=connection if order.tied else None,
+        tied_to=around.connection if order.tied else None,
         takes_input=p.output.stdin == "pipe",
         inherits=p.output.stdio == "inherit",
-        session=session,
+        session=around.session,
         continues=order.continues.run if order.continues is not None else None,
         placing=order.placing,
         grant=order.grant,
-        prints_in=None if printed_as_text and program is not None else prints_in,
+        in_program=order.admit is not None,
+        prints_in=None if around.printed_as_text and p.program is not None else around.prints_in,
     )
-    return asked, program
 
 
 _LOGINS: Mapping[bytes, Provider] = {

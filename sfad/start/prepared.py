@@ -1,7 +1,6 @@
 """What the daemon reads around a request to start a run, and what it decides about it."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Self
 
 import trio
@@ -9,6 +8,7 @@ from msgspec import Struct, convert
 
 from ..agents import AgentProgram
 from ..agents.command import Command
+from ..agents.program import AgentSessions
 from ..agents.registered import Registered
 from ..agents.setup_reader import NO_SETUPS, TreeSetups
 from ..core.state.access import Peer
@@ -27,13 +27,16 @@ from ..protocol.types import RunId, RunInfo
 from ..runs.decided import Output, Parts
 from ..runs.live import Live
 
+Step = Callable[["Prepared", "Surroundings"], Awaitable[None] | None]
+"""A step of `daemon.loop.starting`. It returns what is awaited, if anything."""
+Check = Callable[["Prepared", "Surroundings"], None]
+
 
 async def _at_once() -> None:
     """Do nothing: what is prepared in a task of its own may wait."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Surroundings:
+class Surroundings(Struct, kw_only=True, eq=False):
     order: Spawn
     """What was asked."""
     peer: Peer
@@ -59,24 +62,14 @@ class Surroundings:
     aside: Callable[[], Awaitable[None]] = _at_once
     """The same, and what follows is a task (`Background.begin`). What waits in a `Line` is none."""
     live: Mapping[RunId, Live]
-    agents: Mapping[str, Registered]
+    agents: Callable[[], Mapping[str, Registered]]
+    """Returns those of the config."""
     find: Callable[[str], RunInfo | None]
     """Returns the run that the peer means by an id, a name or a prefix. Raises `RequestError`."""
-    caller: Live | None = field(init=False)
+    caller: Live | None = None
     """The run that the peer is in."""
-    setups: TreeSetups = field(init=False, default=NO_SETUPS)
+    setups: TreeSetups = NO_SETUPS
     """How the agent programs of the tree are led to their models. A new tree's are read."""
-
-    def __post_init__(self) -> None:
-        run = self.peer.run
-        self.caller = self.live.get(run) if run is not None else None
-        if self.caller is not None:
-            self.setups = self.live[self.caller.run.root.id].setups
-
-    @property
-    def explicit(self) -> bool:
-        """The request itself asks for the gateway."""
-        return bool(self.order.gateway)
 
 
 class Prepared(Struct):
@@ -98,6 +91,8 @@ class Prepared(Struct):
     """What the core decides about."""
     program: AgentProgram | None = None
     """The program whose output a meter reads."""
+    session_files: AgentSessions | None = None
+    """How its program keeps its sessions, of which a meter reads."""
     for_recall: bytes | None = None
     """The request as the ledger keeps it; `None` if that is too large."""
     continued_if_lost: bool = False

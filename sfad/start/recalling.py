@@ -38,7 +38,7 @@ def to_recall(
         }
     kept = replace(
         order, id=0, env=[], umask=0o022, key=None, claim=Claim(), watch=False, shim=False,
-        automatic=False, continues=None, copies=None, **own,
+        automatic=False, continues=None, copies=None, below=None, **own,
     )  # fmt: skip
     encoded = msgspec.msgpack.encode(kept)
     return encoded if len(encoded) <= MOST_RECALLED else None

@@ -48,7 +48,9 @@ def fill_in_agent(p: Prepared, around: Surroundings) -> None:
     use."""
     if around.order.agent is None:
         return
-    found = filled_in(around.order, around.agents, p.terms.tools, p.terms.limits, p.gateway_address)
+    found = filled_in(
+        around.order, around.agents(), p.terms.tools, p.terms.limits, p.gateway_address
+    )
     p.identity = replace(
         p.identity, agent=found.agent, name=found.name, kind=found.kind, run_type=found.run_type
     )

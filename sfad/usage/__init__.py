@@ -13,7 +13,9 @@
 `tailed_run`      the output files of one run, and its meter; what it writes on its stderr
 `stdout`          the meters of one run: one for each attempt, fed with its stdout
 `resumable`       finds out whether the session of an ended run is where its program can continue it
-`sessions`        finds the session files of all runs and has them read, in threads
+`sessions`        has the sessions of all runs read, in threads, and finds out which is whose
+`session_files`   finds and reads session files
+`session_database`  reads sessions in a database
 `sampling`        looks at memory and processes, and tells the core
 `silence`         looks for runs that give no sign of life
 `pricing`         what tokens cost, from the config and the library genai-prices

@@ -357,7 +357,7 @@ class MeteredRun:
         self._around: Sequence[Reading] = ()
         self._subscription: SubscriptionTold | None = None
         self._tier = self._provider = ""
-        self._said = _said(Reading())
+        self._said = _NOTHING_SAID
 
     @property
     def has_meter(self) -> bool:
@@ -505,3 +505,6 @@ def _time_of(told: SubscriptionTold) -> float:
 
 def _said(reading: Reading) -> tuple[bool, str | None, ApiTrouble | None]:
     return reading.finished, reading.failed, reading.trouble
+
+
+_NOTHING_SAID = _said(Reading())

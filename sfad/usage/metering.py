@@ -354,7 +354,8 @@ class Metering:
         if run not in self._runs:
             self._begin(live, fresh=True)
         self._tail.begin_attempt(run, opened)
-        live.attempt_begins(wall_clock(), self._sessions.told(run))
+        earlier = self._sessions.told(run) if live.run.attempt > 1 else ()
+        live.attempt_begins(wall_clock(), earlier)
         self._find_session(live)
 
     def adopt(self, live: Live, position: bytes | None) -> None:
@@ -489,10 +490,12 @@ class Metering:
                 self._tail.follow(run.id, limit=_output_limit(run), meter=meter, saved=position)
                 or ()
             )
-            metered.resume(readings)
+            if readings:
+                metered.resume(readings)
             self._tail.tell_milestones(run.id, run.name, partial(self._reached, live))
         self._levels.watch(run, fresh=fresh)
-        self.silence.watch(live)
+        if LimitKind.SILENCE in run.limits:
+            self.silence.watch(live)
         if metered.has_meter:
             self._prices.load_soon()
         return readings

@@ -4,29 +4,26 @@ it."""
 import os
 import re
 import sqlite3
-import tempfile
-import time
 from collections.abc import Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
 import msgspec
 
-from ..agents.program import AgentProgram, SessionFiles, SessionPlace, SessionQuery, SessionSearch
+from ..agents.program import (
+    AgentProgram,
+    SessionDatabase,
+    SessionFiles,
+    SessionPlace,
+    SessionSearch,
+)
 from ..protocol.known import KNOWN_PROGRAMS
-from .sessions import OWNER_WITHIN, FileSearch
+from .session_database import find_database, sessions_in
+from .session_files import OWNER_WITHIN, FileSearch
 
 LAST_LINE = 4 << 20
 """Bytes at the end of a session file in which its last line must begin. Agents write the outputs of
 tools in one line."""
-MOST_DATABASE = 1 << 30
-"""Bytes of a database that are copied: to read it where it is could leave files beside it that its
-program cannot write to."""
-
-
-QUERY_SECONDS = 5.0
 
 
 class NotResumable(Exception):
@@ -51,12 +48,13 @@ class WantedAgentSession:
         """Return its id. Raise `NotResumable`, `OSError`."""
         cwd = os.path.realpath(self.cwd)
         search = SessionSearch(self.env, cwd, self.began.astimezone(UTC), self.session)
-        if (query := self.program.session_query(search)) is not None:
-            return self._in_database(query, cwd)
+        files = self.program.session_files
+        if isinstance(files, SessionDatabase):
+            return self._in_database(files, search, cwd)
         if self.session is None:
             raise NotResumable(f"no session of {self._title} is known of it")
-        files = self.program.session_files
-        assert files is not None  # a program that can continue a session has files or a database
+        # a program that can continue a session has files or a database
+        assert isinstance(files, SessionFiles)
         self._check_files(files, files.places(search), self.session, files.project(cwd), cwd)
         return self.session
 
@@ -97,37 +95,40 @@ class WantedAgentSession:
             f"It was deleted, or {files.variable} or HOME is not what it was for the run"
         )
 
-    def _in_database(self, query: SessionQuery, cwd: str) -> str:
-        with tempfile.TemporaryDirectory(prefix="sfad-session-") as copies:
-            if not self._copied(query.path, copies):
-                raise NotResumable(
-                    f"{self._title} has no sessions in {query.path}, "
-                    "where HOME and XDG_DATA_HOME say that they are"
-                )
-            try:
-                with closing(sqlite3.connect(f"{copies}/copy")) as connection:
-                    # the file is the user's: it may hold a view that never ends
-                    until = time.monotonic() + QUERY_SECONDS
-                    connection.set_progress_handler(lambda: time.monotonic() > until, 10_000)
-                    rows = connection.execute(query.sql).fetchall()
-            except sqlite3.Error as error:
-                raise NotResumable(
-                    f"the sessions of {self._title} in {query.path} cannot be read: {error}"
-                ) from None
+    def _in_database(self, kept: SessionDatabase, search: SessionSearch, cwd: str) -> str:
+        place = kept.place(search)
+        path = f"{place.root}/{place.names[0]}" if place is not None else "memory"
+        found = find_database(place, self.uid)
+        if found is None:
+            raise NotResumable(
+                f"{self._title} has no sessions in {path}, "
+                "where HOME and XDG_DATA_HOME say that they are"
+            )
+        try:
+            with found.opened() as connection:
+                sessions = sessions_in(connection, kept)
+        except sqlite3.Error as error:
+            raise NotResumable(
+                f"the sessions of {self._title} in {path} cannot be read: {error}"
+            ) from None
+        begun = [each for each in sessions if each.parent is None]
         if self.session is not None:
-            directory = next((place for found, place, _ in rows if found == self.session), None)
+            directory = next(
+                (each.directory for each in begun if each.session == self.session), None
+            )
             if directory is None:
                 raise NotResumable(
-                    f"its session is not there: {query.path} has no session {self.session}"
+                    f"its session is not there: {path} has no session {self.session}"
                 )
             if directory != cwd:
                 raise NotResumable(
                     f"its session {self.session} is of {directory}, and the run was in {cwd}"
                 )
             return self.session
-        first, last = self.began.timestamp() * 1000, self.ended.timestamp() * 1000
         own = [
-            str(found) for found, place, began in rows if place == cwd and first <= began <= last
+            each.session
+            for each in begun
+            if each.directory == cwd and self.began <= each.began <= self.ended
         ]
         if len(own) == 1:
             return own[0]
@@ -136,23 +137,6 @@ class WantedAgentSession:
             f"{known} of {self._title} began in {cwd} while it ran, "
             "so it is not known which is its own"
         )
-
-    def _copied(self, path: str, directory: str) -> bool:
-        """Copy a database with its log. Return whether it is there, and the user's."""
-        root, name = os.path.split(path)
-        for suffix in ("", "-wal"):
-            for _, descriptor in FileSearch(self.uid, 0.0).found(
-                [SessionPlace(root, (f"{name}{suffix}",))]
-            ):
-                if os.fstat(descriptor).st_size > MOST_DATABASE:
-                    raise NotResumable(
-                        f"{path} has more than {MOST_DATABASE >> 20} MiB, "
-                        "so its sessions are not looked for"
-                    )
-                with Path(directory, f"copy{suffix}").open("wb") as copy:
-                    while os.sendfile(copy.fileno(), descriptor, None, 1 << 24):
-                        pass
-        return Path(directory, "copy").exists()
 
 
 def _is_whole(descriptor: int, size: int) -> bool:

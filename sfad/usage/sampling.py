@@ -312,7 +312,7 @@ class Sampler:
         return counted
 
 
-_WATCHED = tuple(kind for kind in BY_KERNEL if KINDS[kind].acts)
+_WATCHED = {kind: kind.value for kind in BY_KERNEL if KINDS[kind].acts}
 
 
 class KernelLevels:
@@ -326,10 +326,10 @@ class KernelLevels:
 
     def watch(self, run: Run, *, fresh: bool = False) -> None:
         """Watch what a run has limits of now. `fresh`: it uses next to nothing yet."""
-        for kind in _WATCHED:
+        for kind, word in _WATCHED.items():
             bound = run.limits.get(kind)
             if bound is not None:
-                self.sampler.watch(run.id, kind.value, bound.limit.threshold, fresh=fresh)
+                self.sampler.watch(run.id, word, bound.limit.threshold, fresh=fresh)
 
     def killed(self, run: Run) -> None:
         """SIGKILL has ended its main process. The kernel may have sent it because of a limit of the

@@ -1,4 +1,4 @@
-"""Has the session files of all runs read in threads.
+"""Has the sessions that the programs of runs keep read in threads.
 
 Their file system may have a server that does not answer. So there is one thread for each user at a
 time, and no task waits for a thread for more than `LAST_LOOK_WAIT`.
@@ -10,25 +10,22 @@ start, and a look at a file that has not grown is 20 µs.
 
 import math
 import os
-import stat
+import sqlite3
 import time
 import traceback
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import InitVar, dataclass, field, replace
 from datetime import UTC, datetime
-from itertools import chain, islice
+from itertools import chain
 
-import msgspec
 import psutil
 import trio
 
-from ..agents.counters import MAX_LINE, Meter, Reading
+from ..agents.counters import Reading
 from ..agents.program import (
-    FileName,
+    AgentSessions,
+    SessionDatabase,
     SessionFiles,
-    SessionHead,
-    SessionPlace,
     SessionSearch,
     is_session_id,
     timestamp,
@@ -38,109 +35,10 @@ from ..core.state.naming import agent_of
 from ..host.tasks import in_thread
 from ..processes import kernel, observed
 from ..protocol.types import RunId
+from .session_database import DatabaseStore
+from .session_files import FileStore, Store, TooMany, home_of
 
-# ---- Searches for session files. They belong to the agent: any name may be there as a FIFO, a
-# link, or a directory of 100 000
-# names.
-#
-# So a search is bounded, no link below the program's own directory is followed, and only regular
-# files of the run's user are opened.
-
-
-MOST_ENTRIES = 10_000
-"""Names in directories that one search reads."""
-
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK | os.O_CLOEXEC
-
-
-class FileSearch:
-    """One search for files of a user that were written since a time (seconds since the epoch)."""
-
-    def __init__(self, uid: int, since: float) -> None:
-        self.entries = 0
-        self._uid = uid
-        self._since = since
-
-    def found(self, places: Sequence[SessionPlace]) -> Iterator[tuple[str, int]]:
-        """Yield the path of each file, and a descriptor that is open until the next one. Raises
-        `OSError`."""
-        done: set[str] = set()
-        for place in places:
-            root = _opened(place.root, _DIRECTORY) if os.path.isabs(place.root) else None
-            if root is None:
-                continue
-            with _closing(root):
-                for path, descriptor in self._walk(root, place.root, place.names):
-                    if path not in done:
-                        done.add(path)
-                        yield path, descriptor
-
-    def _walk(
-        self, directory: int, above: str, names: Sequence[FileName]
-    ) -> Iterator[tuple[str, int]]:
-        name, *below = names
-        for entry in self._matching(directory, name):
-            path = f"{above}/{entry}"
-            descriptor = (
-                _opened(entry, _DIRECTORY | os.O_NOFOLLOW, directory)
-                if below
-                else self._file(entry, directory)
-            )
-            if descriptor is None:
-                continue
-            with _closing(descriptor):
-                if below:
-                    yield from self._walk(descriptor, path, below)
-                else:
-                    yield path, descriptor
-
-    def _matching(self, directory: int, name: FileName) -> list[str]:
-        if isinstance(name, str):
-            return [name]
-        found = []
-        with os.scandir(directory) as entries:
-            for entry in entries:
-                self.entries += 1
-                if self.entries > MOST_ENTRIES:
-                    break
-                if name.fullmatch(entry.name):
-                    found.append(entry.name)
-        return sorted(found, reverse=True)
-
-    def _file(self, name: str, directory: int) -> int | None:
-        # first without opening it for reading: opening a device may have an effect
-        handle = _opened(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, directory)
-        if handle is None:
-            return None
-        with _closing(handle):
-            status = os.fstat(handle)
-            ours = (
-                stat.S_ISREG(status.st_mode)
-                and status.st_uid == self._uid
-                and status.st_mtime >= self._since
-            )
-            return (
-                _opened(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-                if ours
-                else None
-            )
-
-
-def _opened(path: str, flags: int, directory: int | None = None) -> int | None:
-    with suppress(OSError):
-        return os.open(path, flags, dir_fd=directory)
-    return None
-
-
-@contextmanager
-def _closing(descriptor: int) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        os.close(descriptor)
-
-
-# ---- Reads the session files of one attempt, in a thread
+# ---- Reads the session of one attempt, in a thread
 
 
 CERTAIN_AFTER = 15.0
@@ -148,41 +46,16 @@ CERTAIN_AFTER = 15.0
 the run's: an agent creates its own within 2 s, and within 10 s on a machine with four times as much
 to do as it can. Until then the session counts as well, because an agent in a terminal may spend
 several times its limit meanwhile, but a second one makes it unknown."""
-MOST_FILES = 256
-"""Files of one session that are read: one, and one for each subagent. Also the files whose
-beginning one look reads."""
-OWNER_WITHIN = 256 << 10
-"""Bytes in which a file says whose it is. Codex puts its instructions, 22 KB, before the first
-newline."""
-READ_AT_ONCE = 64 << 10
 LOOK_SECONDS = 0.1
 """Seconds of reading in one look: 50 MB of what agents write."""
 
 
-class TooMany(Exception):
-    """More than one session may be the run's."""
-
-
-@dataclass(slots=True)
-class _SessionFile:
-    meter: Meter
-    head: SessionHead
-    inode: int
-    offset: int = 0
-
-
-class _Told(msgspec.Struct):
-    """What a process tells of its session."""
-
-    sessionId: str = ""  # noqa: N815 - Claude Code's word
-
-
 @dataclass(slots=True, eq=False)
 class Session:
-    """The session files of one attempt. Its session is known by the id that the command, the stream
-    or a file tells."""
+    """The session of one attempt. It is known by the id that the command, the stream or a file
+    tells."""
 
-    files: SessionFiles
+    files: AgentSessions
     argv: Sequence[str]
     env: Mapping[str, str]
     cwd: str
@@ -221,11 +94,17 @@ class Session:
     spent: float = 0.0
     """Seconds for which the last look has kept a CPU busy."""
     written: float = 0.0
-    """When a file that may be of the session was written last, in seconds since the epoch."""
+    """When something that may be of the session was written last, in seconds since the epoch."""
     _succeeded: bool = False
-    _read: dict[str, _SessionFile] = field(default_factory=dict)
+    _store: Store = field(init=False)
 
     def __post_init__(self, given: str | None) -> None:
+        since = self.began.timestamp()
+        if isinstance(self.files, SessionDatabase):
+            self._store = DatabaseStore(self.files, self.uid, since)
+        else:
+            assert isinstance(self.files, SessionFiles)
+            self._store = FileStore(self.files, self.uid, since)
         self.name(given or "")
 
     def name(self, session_id: str) -> None:
@@ -248,40 +127,18 @@ class Session:
     def _look(self, taken: Container[str]) -> bool:
         until = time.monotonic() + LOOK_SECONDS
         if self.session_id is None and self.around:
-            self._ask_processes()
+            self.name(self._store.asked(self._search(None), self.pids) or "")
         session = self.session_id or self._only_session(taken)
         if session is None:
             return True
-        whole = True
-        for path, descriptor in islice(self._candidates(session), MOST_FILES):
-            head = self._head(path, descriptor)
-            if head is not None and head.session == session:
-                self._note_written(descriptor)
-                whole = self._advance(path, descriptor, head, until) and whole
-        read = [each.meter.reading for each in self._read.values() if each.head.session == session]
+        whole = self._store.read(self._search(session), session, until)
+        self.written = max(self.written, self._store.written)
+        read = self._store.readings(session)
         # between two looks the agent may have begun another call
         # of a call that failed or was broken off no file tells what was billed
         final = whole and self.ended and self._succeeded
         self.readings = tuple(_merged(read, final=final))
         return whole
-
-    def _ask_processes(self) -> None:
-        """Note which session its processes have: Claude Code tells it, Codex keeps the file
-        open."""
-        search = FileSearch(self.uid, self.began.timestamp())
-        for pid in self.pids:
-            for _, descriptor in search.found(self.files.process_places(self._search(None), pid)):
-                with suppress(msgspec.MsgspecError):
-                    data = os.pread(descriptor, OWNER_WITHIN, 0)
-                    self.name(msgspec.json.decode(data, type=_Told).sessionId)
-        if self.session_id is not None:
-            return
-        processes = [one for pid in self.pids if (one := observed.find(pid)) is not None]
-        held = {file.path for one in processes for file in observed.ask(one.open_files, [])}
-        for path, descriptor in islice(self._candidates(None), MOST_FILES if held else 0):
-            head = self._head(path, descriptor) if os.path.realpath(path) in held else None
-            if head is not None:
-                self.name(head.session)
 
     def _only_session(self, taken: Container[str]) -> str | None:
         """Return the session that is the run's, because no other was begun in its directory since
@@ -289,14 +146,11 @@ class Session:
         since, project = timestamp(self.began), self.files.project(os.path.realpath(self.cwd))
         resumes = self.files.resumes(self.argv)
         found: dict[str, str] = {}
-        for number, (path, descriptor) in enumerate(self._candidates(None)):
-            if number >= MOST_FILES:
-                raise TooMany
-            head = self._head(path, descriptor)
-            if head is None or head.project != project or head.session in taken:
+        for head, written in self._store.begun(self._search(None)):
+            if head.project != project or head.session in taken:
                 continue
             if resumes or head.began >= since:
-                self._note_written(descriptor)
+                self.written = max(self.written, written)
                 found.setdefault(head.session, head.began)
             if len(found) > self.siblings:
                 raise TooMany
@@ -348,50 +202,10 @@ class Session:
         waits = self.around and not any(reading.models for reading in self.readings)
         return min(LOOK_EVERY, max(LOOK_SOON, age / 200)) if waits else LOOK_EVERY
 
-    def _note_written(self, descriptor: int) -> None:
-        self.written = max(self.written, os.fstat(descriptor).st_mtime)
-
     def _search(self, session: str | None) -> SessionSearch:
-        return SessionSearch(self.env, os.path.realpath(self.cwd), self.began, session)
-
-    def _candidates(self, session: str | None) -> Iterator[tuple[str, int]]:
-        places = self.files.places(self._search(session))
-        return FileSearch(self.uid, self.began.timestamp()).found(places)
-
-    def _head(self, path: str, descriptor: int) -> SessionHead | None:
-        known = self._read.get(path)
-        if known is not None and known.inode == os.fstat(descriptor).st_ino:
-            return known.head
-        return self.files.head(os.pread(descriptor, OWNER_WITHIN, 0))
-
-    def _advance(self, path: str, descriptor: int, head: SessionHead, until: float) -> bool:
-        status = os.fstat(descriptor)
-        file = self._read.get(path)
-        if file is None or file.inode != status.st_ino or status.st_size < file.offset:
-            if len(self._read) >= MOST_FILES:
-                return True
-            file = self._read[path] = _SessionFile(
-                self.files.meter(timestamp(self.began)), head, status.st_ino
-            )
-        while data := _lines_at(descriptor, file.offset):
-            file.meter.feed(data)
-            file.offset += len(data)
-            if time.monotonic() >= until:
-                return False
-        return True
-
-
-def _lines_at(descriptor: int, offset: int) -> bytes:
-    """Return the lines that begin at `offset`: those of a piece, else one line, else the beginning
-    of a line that is too long for a meter. A line that is being written stays in the file, because
-    the meters of 256 files would keep 256 MB of such lines."""
-    for size in (READ_AT_ONCE, MAX_LINE + 1):
-        data = os.pread(descriptor, size, offset)
-        if whole := data.rfind(b"\n") + 1:
-            return data[:whole]
-        if len(data) < size:
-            return b""
-    return data
+        # a program without HOME asks the system, too
+        env = self.env if self.env.get("HOME") else {**self.env, "HOME": home_of(self.uid)}
+        return SessionSearch(env, os.path.realpath(self.cwd), self.began, session)
 
 
 def _merged(readings: list[Reading], *, final: bool) -> Iterator[Reading]:
@@ -404,7 +218,7 @@ def _merged(readings: list[Reading], *, final: bool) -> Iterator[Reading]:
         yield replace(
             reading,
             models=dict(reading.models),
-            uncovered={},
+            uncovered=dict(reading.uncovered),
             tools=[],
             cost_usd=cost,
             partial=partial,
@@ -642,9 +456,18 @@ class Sessions:
             if not session.ended:
                 await trio.sleep(REST_TIMES * session.spent)
         except TooMany:
-            self._lose(key, session)
+            self._lose(
+                key,
+                session,
+                f"several sessions began in {session.cwd} at about that time, "
+                "and nothing tells which is the run's",
+            )
         except OSError:
             pass  # it is looked at again soon; perhaps no thread could be started
+        except sqlite3.Error as error:
+            # until its end it may still be making its tables, or keep a lock
+            if session.ended:
+                self._lose(key, session, f"its database cannot be read: {error}")
         except Exception:  # noqa: BLE001 - a bug in a meter must not leave every tree without a supervisor
             self._drop(key)
             self.trouble(
@@ -665,7 +488,7 @@ class Sessions:
         if not sessions:
             self._runs.pop(run, None)
 
-    def _lose(self, key: _Key, session: Session) -> None:
+    def _lose(self, key: _Key, session: Session, why: str) -> None:
         if self._session(key) is session:
             self._drop(key)
             if session.readings:
@@ -673,8 +496,7 @@ class Sessions:
             self.lost(
                 key[0],
                 f"what the run uses is not read from its {session.files.program} session: "
-                f"several sessions began in {session.cwd} at about that time, "
-                "and nothing tells which is the run's. Have it print JSON events, "
+                f"{why}. Have it print JSON events, "
                 "or name the session in the command, as claude --session-id does",
             )
 

@@ -273,11 +273,13 @@ class TailedRun:
     def begin_attempt(self, opened: Sequence[int] = ()) -> None:
         self._release()  # the files may be new
         if self.limit is not None:
-            with suppress(OSError):  # tried again at each look
+            try:
                 for suffix, descriptor in zip(SUFFIXES, opened or (None, None), strict=True):
                     self.hold(
                         suffix, None if descriptor is None else self.files.hold_too(descriptor)
                     )
+            except OSError:
+                pass  # tried again at each look
         files = self.files.made(self.run)
         for suffix in SUFFIXES:
             made = files.get(suffix)
@@ -286,7 +288,8 @@ class TailedRun:
                 self._inodes[suffix] = made.inode
                 if made.size == 0:
                     self.times.begin(suffix)
-        self._guarded(StdoutMeter.begin_attempt)
+        if self.stdout is not None:
+            self._guarded(StdoutMeter.begin_attempt)
 
     def _note_files(self) -> None:
         for suffix, made in self.files.made(self.run).items():

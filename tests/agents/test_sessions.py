@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sfad.agents import Reading, named, session_files_of
-from sfad.agents.program import SessionHead, SessionSearch, timestamp
+from sfad.agents.program import SessionFiles, SessionHead, SessionSearch, timestamp
 from sfad.protocol.requests.subscriptions import SeenWindow
 from sfad.protocol.types import Tokens
 from tests.agents.test_robustness import check, variants
@@ -37,10 +37,14 @@ def recording(name: str) -> bytes:
     return (RECORDED / f"{name}.jsonl").read_bytes()
 
 
+def files_of(name: str) -> SessionFiles:
+    files = session_files_of(name, ())
+    assert isinstance(files, SessionFiles)
+    return files
+
+
 def read(name: str, data: bytes, since: str = EVER) -> Reading:
-    files = session_files_of(name.partition("-")[0], ())
-    assert files is not None
-    meter = files.meter(since)
+    meter = files_of(name.partition("-")[0]).meter(since)
     meter.feed(data)
     return meter.reading
 
@@ -72,8 +76,7 @@ def test_what_a_recording_says(name: str, turns: int, messages: int) -> None:
 
 @pytest.mark.parametrize("name", ["claude", "codex", "gemini", "qwen", "copilot"])
 def test_the_head_of_a_file_says_whose_it_is(name: str) -> None:
-    files = session_files_of(name, ())
-    assert files is not None
+    files = files_of(name)
     head = files.head(recording(name))
     assert head is not None
     assert head.project == files.project(CWD)
@@ -100,9 +103,7 @@ def test_usage_before_the_run_is_not_counted(name: str) -> None:
 @pytest.mark.parametrize("name", ["claude", "codex", "qwen", "copilot"])
 def test_it_is_partial_until_a_reply_that_calls_no_tool(name: str) -> None:
     """After the result of a tool the model is called again, before the file says so."""
-    meter_files = session_files_of(name, ())
-    assert meter_files is not None
-    meter = meter_files.meter(EVER)
+    meter = files_of(name).meter(EVER)
     states: list[bool] = []
     for line in recording(name).splitlines(keepends=True):
         meter.feed(line)
@@ -153,8 +154,7 @@ def variants_of_fields(line: dict[str, Any]) -> list[Any]:
 @given(name=st.sampled_from(sorted(CALLS)), data=st.binary(max_size=300))
 def test_bytes_of_any_kind(name: str, data: bytes) -> None:
     check(read(name, data + b"\n" + recording(name)))
-    files = session_files_of(name, ())
-    assert files is not None
+    files = files_of(name)
     files.head(data + b"\n")
     files.head(b'{"payload": ' + b"[" * 10_000 + b"\n")
 
@@ -171,6 +171,9 @@ COMMANDS = [
     (["codex", "resume", "01a2050d-51a6-7aa1-ab61-8a5c8988effa"], "codex",
      "01a2050d-51a6-7aa1-ab61-8a5c8988effa", True),
     (["gemini", "-i", "go"], "gemini", None, False),
+    (["opencode", "run", "go"], "opencode", None, False),
+    (["opencode", "run", "-c", "go"], "opencode", None, True),
+    (["opencode", "run", "--session", "ses_1", "go"], "opencode", "ses_1", True),
 ]  # fmt: skip
 
 
@@ -188,7 +191,7 @@ def test_the_session_that_a_command_names(
 
 
 def test_programs_whose_sessions_are_not_read() -> None:
-    assert session_files_of(None, ["opencode", "run", "go"]) is None
+    assert session_files_of(None, ["aider", "go"]) is None
     assert session_files_of(None, ["sh", "-c", "claude -p go"]) is None
     assert session_files_of("claude", ["sh", "-c", "claude -p go"]) is not None
     assert session_files_of("jsonl", ["claude"]) is None
@@ -204,13 +207,11 @@ def test_the_environment_moves_the_directories() -> None:
         ("gemini", {"HOME": "/h"}, "/h/.gemini/tmp"),
         ("gemini", {"HOME": "/h", "GEMINI_CLI_HOME": "/g"}, "/g/.gemini/tmp"),
     ]:
-        files = session_files_of(name, ())
-        assert files is not None
+        files = files_of(name)
         assert {place.root for place in files.places(SessionSearch(env, CWD, since, None))} == {
             root
         }
-    codex = session_files_of("codex", ())
-    assert codex is not None
+    codex = files_of("codex")
     days = [
         place.names[:3] for place in codex.places(SessionSearch({"HOME": "/h"}, CWD, since, None))
     ]

@@ -12,7 +12,7 @@ from sfad.agents import Person, Setup, TreeUpstream
 from sfad.agents.programs import codex
 from sfad.agents.setup_reader import TreeSetups, all_setups, tree_setups
 from sfad.agents.setups import merged
-from sfad.gateway.upstreams import route_of
+from sfad.features.gateway.program.upstreams import route_of
 
 CONFIG = "/home/me/.codex/config.toml"
 AUTH = "/home/me/.codex/auth.json"

@@ -11,8 +11,8 @@ import time
 from random import Random
 
 from sfad.core.state.money import to_nanos
-from sfad.core.state.policy import Policy
 from sfad.protocol.types import Action, Bound, Placing
+from tests.core.policies import policy as policy_with
 from tests.core.transcript import limits
 from tests.features.fleet.in_memory import Net
 
@@ -28,7 +28,7 @@ def simulate(nodes: int, trees: int, *, lost: float = 0.0, seed: int = 1) -> dic
     """Let `trees` trees for each node live for a minute, with a share of the messages lost. Return
     the figures."""
     random = Random(seed)
-    policy = Policy(max_time=1e6, trees=10**6, trees_per_user=10**6, spawns_per_hour=10**9)
+    policy = policy_with(max_time=1e6, trees=10**6, trees_per_user=10**6, spawns_per_hour=10**9)
     net = Net(policy, [f"n{n}" for n in range(nodes)], random)
     given = limits("time=3600 cost=1:refuse")
     for node in net.nodes.values():

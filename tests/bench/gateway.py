@@ -87,6 +87,9 @@ async def serve(stream: trio.SocketStream) -> None:
                 return
             data += more
         head, _, data = data.partition(b"\r\n\r\n")
+        if not head.startswith(b"POST"):  # the gateway asks whether it serves local models
+            await stream.send_all(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n")
+            continue
         length = int(re.findall(rb"content-length: (\d+)", head.lower())[0])
         while len(data) < length:
             data += await stream.receive_some(1 << 16)
@@ -327,7 +330,7 @@ def after(
 
 def python_calls(url: str, calls: int) -> tuple[int, int]:
     """Return how often the gateway called functions of Python, and of C."""
-    with counts.counting(BENCH_ONLY="sfad.gateway") as (environment, counters):
+    with counts.counting(BENCH_ONLY="sfad.features.gateway.program") as (environment, counters):
         after(url, calls, environment=environment)
         return counters.read()
 

@@ -11,6 +11,7 @@ import os
 import re
 import statistics
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,24 +23,29 @@ SHORT = 60
 """Lines below which a module is counted as short."""
 RUN_STRUCTS = re.compile(r"Run|Spawn|Asked|Attempt|Launch|Child")
 CALL_STRUCTS = re.compile(r"Call(?!back)")
+SERVER = str(ROOT / "sfad/daemon/server/server.py")
+"""Where a request arrives."""
 
 TRACER = """
 import os, sys
 path = os.environ.get("STRUCTURE_LOG")
 if path and "serve" in sys.orig_argv:
     log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    package = os.environ["STRUCTURE_PACKAGE"]
+    package, write = os.environ["STRUCTURE_PACKAGE"], os.write
     last = None
-    def called(frame, event, _argument):
+    def called(frame, event, argument):
         global last
-        name = frame.f_code.co_filename
+        code = frame.f_code
+        name = code.co_filename
         if event == "call" and name is not last and name.startswith(package):
             last = name
-            os.write(log, name.encode() + b"\\n")
+            write(log, name.encode() + b"\\n")
+        elif event == "c_return" and argument is write and code.co_name == "_let_through":
+            write(log, b"EXECUTED\\n")
     sys.setprofile(called)
 """
 """`sitecustomize` of a daemon: each time that a function of another file is called, a line with
-that file."""
+that file; and a line when the gate of a command is opened, which is executed then."""
 
 
 def main(root: Path = ROOT) -> None:
@@ -64,9 +70,10 @@ def main(root: Path = ROOT) -> None:
         f"  {sum(len(path.read_text().split()) for path in (root / 'docs').glob('*.md'))}"
     )
     if root == ROOT:
-        passed = spawn()
-        print(f"files that a spawn passes                 {len(set(passed))}")
-        print(f"switches between them                     {len(passed) - 1}")
+        executed, answered = spawn()
+        for until, passed in (("is executed", executed), ("is answered", answered)):
+            print(f"files that a spawn passes until it {until}  {len(set(passed))}")
+            print(f"switches between them                     {len(passed) - 1}")
 
 
 def import_lines(tree: ast.Module) -> int:
@@ -83,9 +90,10 @@ def structs(tree: ast.Module) -> Iterator[str]:
                 yield node.name
 
 
-def spawn() -> list[str]:
-    """Return the files of the functions that a daemon calls for one spawn, from its request to the
-    end of `/bin/true`, in order."""
+def spawn() -> tuple[list[str], list[str]]:
+    """Return the files of the functions that a daemon calls for one spawn, in order: from the
+    arrival of its request until `/bin/true` is executed, and until the answer is sent. What the
+    daemon does in between for other reasons is among them, such as the end of that command."""
     with ours.directory() as place:
         (place / "sitecustomize.py").write_text(TRACER)
         log = place / "log"
@@ -94,11 +102,21 @@ def spawn() -> list[str]:
         path = os.pathsep.join([str(place), str(ROOT)])
         with ours.daemon({"PYTHONPATH": path, **more}) as one, one.client() as client:
             ours.one_by_one(client, 20)
+            settled(log)
             begin = log.stat().st_size
             runs = ours.submitted(client, 1, ours.TRUE)
-            asked = log.stat().st_size
+            passed = log.read_text()[begin:].splitlines()
             ours.awaited(client, runs)
-            return log.read_text()[begin:asked].splitlines()
+    passed = passed[passed.index(SERVER) :]
+    gate = passed.index("EXECUTED")
+    return passed[:gate], [name for name in passed if name != "EXECUTED"]
+
+
+def settled(log: Path) -> None:
+    """Wait until the daemon has nothing to do any more for what has ended."""
+    size = -1
+    while size != (size := log.stat().st_size):
+        time.sleep(0.3)
 
 
 if __name__ == "__main__":

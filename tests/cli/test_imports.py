@@ -20,7 +20,7 @@ SLOW = {
     "asyncio", "genai_prices", "h11", "http", "httpx2", "psutil", "pydantic", "requests", "rich",
     "ssl", "textual", "trio",
     # of sfad: what is the daemon's, and every message, where a verb needs two
-    "sfad.agents", "sfad.core", "sfad.daemon", "sfad.gateway", "sfad.storage",
+    "sfad.agents", "sfad.core", "sfad.daemon", "sfad.features.gateway.program", "sfad.storage",
     "sfad.protocol.messages",
 }  # fmt: skip
 SCRIPT = Path(sys.prefix, "bin", "sfactl")

@@ -457,3 +457,16 @@ def test_a_wrong_command_line_is_told_in_the_form_of_every_error(world: World) -
         ),
     ):
         assert world.sfactl(*words, code=2).stderr == f"sfactl: {what}\n"
+
+
+def test_equal_runs_are_started_with_a_number_each(daemon: World, client: Client) -> None:
+    done = daemon.sfactl("spawn", "--count", "3", "--", "sh", "-c", "echo $SFA_INDEX")
+    assert done.returncode == 0, done.stderr
+    runs = done.stdout.split()
+    assert len(set(runs)) == 3
+    for run in runs:
+        ended(client, run)
+    assert [daemon.sfactl("logs", run).stdout for run in runs] == ["0\n", "1\n", "2\n"]
+    for words, said in ((["0"], "from 1 to"), (["2", "--wait"], "exclude each other")):
+        wrong = daemon.sfactl("spawn", "--count", *words, "--", "true", code=2)
+        assert said in wrong.stderr, wrong

@@ -20,11 +20,11 @@ from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.machine import Machine
 from sfad.core.state.access import Peer
-from sfad.core.state.policy import Policy
 from sfad.core.state.run import Run
 from sfad.core.state.vocabulary import Timer
 from sfad.protocol.types import Bound, Limit, LimitKind, RunId
 from tests.core.asking import asked_for
+from tests.core.policies import policy
 
 
 def calls_of(what: Callable[[], object]) -> int:
@@ -48,7 +48,7 @@ def calls_of(what: Callable[[], object]) -> int:
 LIMITS = (Limit(kind=LimitKind.TIME, threshold=60.0),)
 BUDGET = Bound(value=12, source="--max-descendants")
 PEERS = [Peer(1000 + number, f"user-{number}") for number in range(8)]
-BUSY = Policy(trees_per_user=16, trees=64, spawns_per_hour=10**9)
+BUSY = policy(trees_per_user=16, trees=64, spawns_per_hour=10**9)
 
 
 @dataclass

@@ -765,7 +765,9 @@ class World:
         told = book.told.get(("time", time.limit.threshold), [])
         if "over" in told:
             return book.run.max_time
-        return min(time.limit.threshold * (1.0 if told else self.policy.nearing), book.run.max_time)
+        return min(
+            time.limit.threshold * (1.0 if told else self.policy.limits.nearing), book.run.max_time
+        )
 
     # ---- the ledger
 
@@ -1105,7 +1107,7 @@ class World:
         else:
             assert event.run_id is not None
             told = self.books[event.run_id].told.setdefault((kind, threshold), [])
-            assert over or used >= threshold * self.policy.nearing - 1e-6
+            assert over or used >= threshold * self.policy.limits.nearing - 1e-6
             assert (
                 not over or used > threshold or (kind in {"time", "silence"} and used == threshold)
             )

@@ -43,7 +43,7 @@ def test_a_refused_run_has_the_rules_status_and_reason() -> None:
 
 
 def test_every_refusal_tells_a_model_to_finish() -> None:
-    t = Transcript(max_depth=bound(1))
+    t = Transcript(max_depth=1)
     a = t.start("a")
     for refusal in (t.refused("a", inside(a)), t.refused("b", inside(a))):
         assert "finish your task with what you already have" in refusal.message
@@ -181,7 +181,7 @@ def test_a_detached_run_from_inside_needs_the_config() -> None:
 
 
 def test_detached_is_a_root_with_the_bounds_of_a_root() -> None:
-    t = Transcript(allow_detach=True, max_depth=bound(1))
+    t = Transcript(allow_detach=True, max_depth=1)
     a = t.start("a", max_descendants=bound(1))
     b = t.start("b", inside(a), detach=True)
     assert t.run(b).parent is None
@@ -436,9 +436,7 @@ def test_children_need_no_slot() -> None:
 
 def test_the_order_of_the_rules() -> None:
     """Every rule would refuse; one after the other is fixed, and the next one answers."""
-    t = Transcript(
-        trees=1, spawns_per_hour=1, max_depth=bound(1), max_descendants=bound(1), allow_detach=True
-    )
+    t = Transcript(trees=1, spawns_per_hour=1, max_depth=1, max_descendants=1, allow_detach=True)
     a = t.start("a", max_depth=bound(2), leaf=True)
     spoke = [t.refused("a", Peer(1000, "ann", run=a)).kind]
     t.run(a).birth = structs.replace(t.run(a).birth, permissions=FULL)
@@ -483,7 +481,7 @@ def test_a_claim_holds_for_the_whole_tree_below() -> None:
 
 
 def test_a_claim_never_loosens() -> None:
-    t = Transcript(max_depth=bound(1))
+    t = Transcript(max_depth=1)
     a = t.start("a", claim=Claim(depth=-100))
     assert t.refused("b", inside(a), claim=Claim(depth=-100)).kind is Rule.DEPTH
 

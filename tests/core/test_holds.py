@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 
 from sfad.core.state.holds import holds_of
-from sfad.core.state.policy import CallBounds
 from sfad.core.state.run import Run, State
 from sfad.durable.snapshots import encode, from_saved
 from sfad.protocol.holds import HOLDS
@@ -68,7 +67,7 @@ def test_a_queued_run_that_nothing_else_holds_waits_for_the_ledger() -> None:
 
 
 def test_a_retry_tells_its_time() -> None:
-    t = Transcript(retry_delay=8.0)
+    t = Transcript(delay=8.0)
     a = t.start("a", attempts=3)
     (t >> t.later(2).exited(a, 1, empty=False)).skip()
     (clears,) = holds(t, a)
@@ -88,7 +87,7 @@ def test_a_retry_tells_its_time() -> None:
 
 def test_a_retry_whose_delay_is_over_tells_of_no_time_that_is_past() -> None:
     """The run above it is paused, so its next attempt waits for that alone."""
-    t = Transcript(retry_delay=8.0)
+    t = Transcript(delay=8.0)
     top = t.start("top")
     kid = t.start("kid", peer=inside(top), attempts=3)
     (t >> t.exited(kid, 1, empty=False)).skip()
@@ -137,36 +136,6 @@ def test_a_person_a_client_and_a_run_above() -> None:
     d = t.start("d")
     (t >> t.pause(d, suspended=True)).skip()
     assert kinds(t, d) == [("suspended", "processes")]
-
-
-def test_a_call_that_waits_for_its_turn_holds_no_run() -> None:
-    t = Transcript(calls_per_run=CallBounds(concurrent_calls=1), call_wait=60.0)
-    a = t.start("a", limits="cost=50")
-    name, _ = t.admitted(t.call(a))
-    (t >> t.later(4).call(a)).skip()
-    (t >> t.call(a)).skip()
-    (call,) = holds(t, a)
-    assert (t.run(a).status, call.kind, call.blocks, call.clock_stops) == (
-        Status.RUNNING, "call", "call", False
-    )  # fmt: skip
-    assert call.words.startswith("2 model calls wait: run a1 ('a') has 1 model call under way, and")
-    assert (call.since, call.until) == (moment(4), moment(64))
-    (t >> t.called(name)).skip()
-    (call,) = holds(t, a)
-    assert call.words.startswith("1 model call waits: ")
-    (t >> t.pause(a)).skip()
-    assert kinds(t, a) == [("person", "processes")], "the call waits for the run"
-
-
-def test_a_call_that_waits_for_what_others_have_reserved() -> None:
-    t = Transcript(call_wait=60.0)
-    a = t.start("a", limits="tokens=25000")
-    t.admitted(t.call(a, 20_000))
-    (t >> t.call(a, 20_000)).skip()
-    (call,) = holds(t, a)
-    assert call.words == (
-        f"1 model call waits: the rest of the tokens limit of run {a} is reserved for other calls"
-    )
 
 
 def test_each_kind_says_what_ends_it_and_is_told_in_words() -> None:

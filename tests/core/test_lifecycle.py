@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from sfad.core import commands as c
@@ -11,6 +9,7 @@ from sfad.core import events as e
 from sfad.core.life.attempts import backoff
 from sfad.core.state.run import TRANSITIONS, IllegalTransition, mermaid
 from sfad.protocol.types import ENDED, Status
+from tests.core.policies import changed
 
 from .transcript import BOB, Transcript, inside, seconds
 
@@ -465,7 +464,7 @@ def test_more_room_after_a_reload_starts_waiting_trees() -> None:
     t.start("a")
     (t >> t.spawn("b")).skip()
     (t >> t.committed("a2")).skip()
-    t >> e.Reconfigured(t.at, replace(t.machine.policy, trees=2)) << "launch a2"
+    t >> e.Reconfigured(t.at, changed(t.machine.policy, trees=2)) << "launch a2"
     t.quiet()
 
 

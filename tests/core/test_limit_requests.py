@@ -7,9 +7,9 @@ import pytest
 from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.context import MAX_EVENTS, WINDOW
-from sfad.core.state.policy import Policy
 from sfad.core.state.run import Run
 from sfad.protocol.types import ErrorCode, Status
+from tests.core.policies import policy
 
 from .transcript import ANN, Transcript, inside
 
@@ -103,7 +103,7 @@ def test_time_reaches_as_far_as_the_config_says_now() -> None:
     a = t.start("a", limits="time=100")
     assert "outside its range" in t.failed(t.limit(a, "time=7200"))
     assert code(t) is ErrorCode.BAD_REQUEST
-    (t >> e.Reconfigured(t.at, Policy(max_time=10_000))).skip()
+    (t >> e.Reconfigured(t.at, policy(max_time=10_000))).skip()
     (t >> t.limit(a, "time=7200")).skip()
     run = t.run(a)
     assert run.deadline == 7200

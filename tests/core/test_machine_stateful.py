@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
 from typing import ClassVar
 
 from hypothesis import HealthCheck, Phase, settings
@@ -25,6 +24,8 @@ from sfad.core.state.vocabulary import Timer
 from sfad.protocol.kinds import KINDS, METERED_KINDS
 from sfad.protocol.types import Action, After, Bound, Claim, Limit, LimitKind, RunId, Source, Status
 from tests.core.asking import asked_for, replaced
+from tests.core.policies import changed
+from tests.core.policies import policy as policy_with
 from tests.tiers import examples
 
 from .holding import check_holds
@@ -113,9 +114,9 @@ KERNELS = [LimitKind.MEMORY, LimitKind.PIDS, LimitKind.SILENCE]
 METERS: st.SearchStrategy[Source] = st.sampled_from(["stream", "stream", "gateway", "session"])
 
 POLICIES = st.builds(
-    Policy,
-    max_depth=st.builds(Bound, value=st.integers(2, 4), source=st.just("config")),
-    max_descendants=st.builds(Bound, value=st.integers(2, 6), source=st.just("config")),
+    policy_with,
+    max_depth=st.integers(2, 4),
+    max_descendants=st.integers(2, 6),
     depth_ceiling=st.just(6),
     descendants_ceiling=st.just(8),
     allow_detach=st.booleans(),
@@ -654,7 +655,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
     @rule(per_user=st.integers(1, 3), total=st.integers(1, 4), rate=st.sampled_from([3, 100]))
     def reload(self, per_user: int, total: int, rate: int) -> None:
         """The quotas change; running trees continue."""
-        policy = replace(
+        policy = changed(
             self.world.policy, trees_per_user=per_user, trees=total, spawns_per_hour=rate
         )
         self.world.policy = policy
@@ -959,8 +960,8 @@ class MachineAgainstShell(RuleBasedStateMachine):
         # a reload may leave more than the new numbers allow; the next tree must fit under them
         for new in {run.id for run in holders} - self.holders:
             user = self.world.books[new].run.user
-            assert slots.count <= policy.trees
-            assert slots.user_count(user) <= policy.trees_per_user
+            assert slots.count <= policy.quotas.trees
+            assert slots.user_count(user) <= policy.quotas.trees_per_user
             group = self.world.books[new].run.asked.queueing.group
             assert group is None or slots.group_count(user, group) <= policy.groups.get(group, 1000)
         self.holders = {run.id for run in holders}

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from sfad.core.state.vocabulary import ReasonKind
-from sfad.protocol.types import LimitKind, Reason, Status
+from sfad.protocol.types import Reason, Status
 
 from .test_adopting import Life
 from .test_holds import kinds
-from .transcript import Transcript
 
 MONEY = Reason(kind=ReasonKind.BUDGET, message="there is no money left")
 
@@ -24,15 +23,3 @@ def test_a_person_resumes_what_a_feature_has_paused_that_is_gone() -> None:
     assert kinds(t, a) == [("person", "processes")]
     (t >> t.resume(a)).skip()
     assert t.run(a).status is Status.RUNNING
-
-
-def test_a_reply_is_told_of_that_a_limit_has_cut_which_is_gone() -> None:
-    t = Transcript()
-    a = t.start("a", limits="cost=0.2:refuse")
-    name, output = t.admitted(t.call(a))
-    assert output is not None
-    del t.run(a).limits[LimitKind.COST]
-    (t >> t.called(name, output_tokens=output, cost=0.1999, cut=True)).skip()
-    (told,) = [message for message in t.progress if "cut" in message]
-    assert told.endswith("; a limit that has been raised since had no room for more")
-    assert t.run(a).cut is not None

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from sfad.core.admission.candidate import session_limits_of
 from sfad.core.state.limits import Limits
-from sfad.core.state.policy import Invalid, Policy, SessionPolicy
+from sfad.core.state.policy import Invalid, Policy, SessionsConfig
 from sfad.core.state.request import SessionAsked
 from sfad.protocol.types import Action, Limit, LimitKind
 from tests.core.asking import asked_for
+from tests.core.policies import changed
 
 TIME, TURNS, TOKENS, COST = LimitKind.TIME, LimitKind.TURNS, LimitKind.TOKENS, LimitKind.COST
 POLICY = Policy()
@@ -144,7 +145,7 @@ def test_the_entry_of_an_agent_may_have_more_than_the_default_but_not_than_the_m
 
 
 def test_the_ceilings_of_all_runs_hold() -> None:
-    found = limits(policy=replace(POLICY, max_time=60.0, max_turns=7))
+    found = limits(policy=changed(POLICY, max_time=60.0, max_turns=7))
     assert (found[TIME].limit.threshold, found[TURNS].limit.threshold) == (60, 7)
 
 
@@ -166,7 +167,7 @@ def test_no_session_has_more_than_its_caps(
             *(limit(kind, value, actions) for kind, value in asked.items()),
             entry=tuple(limit(kind, value) for kind, value in entry.items()),
             run_type=run_type,
-            policy=replace(POLICY, sessions=SessionPolicy()),
+            policy=replace(POLICY, sessions=SessionsConfig()),
         )
     except Invalid:
         return

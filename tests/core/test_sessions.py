@@ -9,7 +9,7 @@ import pytest
 from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.state.access import OPERATOR_ONLY, Peer, why_sessions_refused
-from sfad.core.state.policy import SessionPolicy
+from sfad.core.state.policy import SessionsConfig, SpawnRateLimit
 from sfad.core.state.request import SessionAsked
 from sfad.core.state.vocabulary import Timer
 from sfad.protocol.types import Refusal, Rule, RunId
@@ -27,7 +27,7 @@ def refused(t: Transcript, name: str, *peer: Peer, **more: Any) -> Refusal:
 
 
 def sessions(**numbers: Any) -> Transcript:
-    return Transcript(sessions=SessionPolicy(**numbers))
+    return Transcript(sessions=SessionsConfig(**numbers))
 
 
 def test_the_fourth_at_once_is_refused_and_told_when() -> None:
@@ -51,7 +51,7 @@ def test_the_fourth_at_once_is_refused_and_told_when() -> None:
 
 
 def test_an_end_makes_room() -> None:
-    t = sessions(per_user=1)
+    t = sessions(max_concurrent_per_user=1)
     a = t.start("a", **session())
     assert refused(t, "b").key == "sessions.max_concurrent_per_user"
     (t >> t.exited(a)).skip()
@@ -59,13 +59,13 @@ def test_an_end_makes_room() -> None:
 
 
 def test_all_users_together_have_a_bound() -> None:
-    t = sessions(total=1)
+    t = sessions(max_concurrent_global=1)
     t.start("a", BOB, **session())
     assert refused(t, "b").key == "sessions.max_concurrent_global"
 
 
 def test_a_paused_session_tells_no_time() -> None:
-    t = sessions(per_user=1)
+    t = sessions(max_concurrent_per_user=1)
     a = t.start("a", **session())
     (t >> t.pause(a)).skip()
     refusal = refused(t, "b")
@@ -74,11 +74,11 @@ def test_a_paused_session_tells_no_time() -> None:
 
 
 def test_after_fewer_are_allowed_the_time_is_that_when_enough_have_ended() -> None:
-    t = sessions(per_user=3)
+    t = sessions(max_concurrent_per_user=3)
     t.start("a", **session())
     t.later(10)
     t.start("b", **session())
-    policy = Transcript(sessions=SessionPolicy(per_user=1)).machine.policy
+    policy = Transcript(sessions=SessionsConfig(max_concurrent_per_user=1)).machine.policy
     t.machine.handle(e.Reconfigured(t.at, policy))
     assert refused(t, "c").possible_in_s == 300
 
@@ -106,7 +106,7 @@ def test_the_eleventh_in_an_hour_is_refused_and_told_when() -> None:
 
 
 def test_a_session_that_could_not_be_recorded_does_not_count() -> None:
-    t = sessions(starts=1)
+    t = sessions(spawn_rate_limit=SpawnRateLimit(max_requests=1))
     outcome = t.machine.handle(t.spawn("a", **session()))
     (run,) = (command.run.id for command in outcome.commands if isinstance(command, c.Admit))
     t.machine.handle(t.commit_failed(run))
@@ -114,27 +114,37 @@ def test_a_session_that_could_not_be_recorded_does_not_count() -> None:
 
 
 def test_an_earlier_daemons_sessions_count() -> None:
-    t = sessions(starts=1)
+    t = sessions(spawn_rate_limit=SpawnRateLimit(max_requests=1))
     t.machine.session_started_before("ann", t.at - 100)
     assert refused(t, "a").possible_in_s == 3500
 
 
 def test_a_reload_changes_the_rate() -> None:
-    t = sessions(starts=1)
+    t = sessions(spawn_rate_limit=SpawnRateLimit(max_requests=1))
     t.start("a", **session())
     t.machine.handle(
-        e.Reconfigured(t.at, Transcript(sessions=SessionPolicy(starts=2)).machine.policy)
+        e.Reconfigured(
+            t.at,
+            Transcript(
+                sessions=SessionsConfig(spawn_rate_limit=SpawnRateLimit(max_requests=2))
+            ).machine.policy,
+        )
     )
     t.start("b", **session())
 
 
 def test_after_a_lower_rate_enough_must_have_left_the_window() -> None:
-    t = sessions(starts=3)
+    t = sessions(spawn_rate_limit=SpawnRateLimit(max_requests=3))
     for name in "abc":
         t.start(name, **session())
         t.later(60)
     t.machine.handle(
-        e.Reconfigured(t.at, Transcript(sessions=SessionPolicy(starts=1)).machine.policy)
+        e.Reconfigured(
+            t.at,
+            Transcript(
+                sessions=SessionsConfig(spawn_rate_limit=SpawnRateLimit(max_requests=1))
+            ).machine.policy,
+        )
     )
     assert refused(t, "d").possible_in_s == 3600 - 60
 
@@ -148,7 +158,7 @@ def test_sessions_may_be_off() -> None:
 
 
 def test_a_model_is_told_to_wait_for_what_it_has() -> None:
-    t = sessions(per_user=1)
+    t = sessions(max_concurrent_per_user=1)
     t.start("a", **session())
     assert "wait for your sessions with sessions_info" in refused(t, "b", channel="mcp").message
     assert "reload" not in refused(t, "b", channel="mcp").message

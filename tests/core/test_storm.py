@@ -21,10 +21,10 @@ from sfad.core import events as e
 from sfad.core.state.access import Peer
 from sfad.core.state.account import OpenReservation, Use
 from sfad.core.state.money import NANOS
-from sfad.core.state.policy import Policy
 from sfad.protocol.kinds import METERED_KINDS
 from sfad.protocol.types import Action, Limit, LimitKind, Role
 from tests.core.asking import asked_for, replaced
+from tests.core.policies import policy
 from tests.tiers import sampled
 
 from .machine_model import BEFORE, Book, Crashed, World
@@ -71,10 +71,10 @@ class Walk:
         self.done: Counter[str] = Counter()
         self.shell = self.SHELL()
         self.world = self.shell.world = self.SHELL.WORLD(
-            Policy(
+            policy(
                 grace=2.0, kill_wait=1.0, max_time=MAX_TIME,
                 pause_max=self.dice.choice([6.0, 86400.0]), approval_timeout=8.0, result_wait=3.0,
-                retry_delay=0.5,
+                delay=0.5,
                 defaults=self.dice.choice([{}, {LimitKind.TIME: self.limit([LimitKind.TIME])}]),
             )
         )  # fmt: skip
@@ -564,7 +564,7 @@ def test_every_order(scene: Callable[[World], Book], length: int) -> None:
     seen: tuple[str, ...] = ()
     for order in product(names, repeat=length):
         shell = MachineAgainstShell()
-        world = shell.world = World(Policy(approval_timeout=8.0, pause_max=8.0))
+        world = shell.world = World(policy(approval_timeout=8.0, pause_max=8.0))
         book = scene(world)
         try:
             for done, name in enumerate(order, start=1):

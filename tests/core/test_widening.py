@@ -10,7 +10,7 @@ from sfad.core import events as e
 from sfad.protocol.types import Action, Limit, LimitKind, RunId
 
 from .test_unadmitted import seen
-from .transcript import Transcript, bound, inside, limits, seconds
+from .transcript import Transcript, inside, limits, seconds
 
 DEFAULTS = {"time": 120, "turns": 25, "cost": 1}
 PROFILE = {"time": 1800, "turns": 100, "cost": 5}
@@ -108,7 +108,7 @@ def test_what_was_typed_below_a_narrower_root_stays() -> None:
 
 
 def test_a_program_that_is_refused_widens_nothing() -> None:
-    t = Transcript(max_depth=bound(1))
+    t = Transcript(max_depth=1)
     a = night(t)
     t.refused("claude", inside(a), argv=("claude",), agent_program=True)
     assert of(t, a) == DEFAULTS

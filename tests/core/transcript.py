@@ -17,7 +17,7 @@ import msgspec
 
 from sfad.core import commands as c
 from sfad.core import events as e
-from sfad.core.machine import Components, Machine, NewBarrier, NewElsewhere, NewPurses
+from sfad.core.machine import Components, Machine, NewBarrier, NewCalls, NewElsewhere, NewPurses
 from sfad.core.purses import Purses
 from sfad.core.state.access import Peer
 from sfad.core.state.account import NOTHING, ChargedTo, OpenReservation, Use
@@ -48,6 +48,7 @@ from sfad.protocol.types import (
 )
 from tests.core.asking import asked_for
 from tests.core.holding import check_holds
+from tests.core.policies import policy as policy_with
 
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
 ANN = Peer(1000, "ann")
@@ -133,13 +134,15 @@ class Transcript:
         barrier: NewBarrier | None = None,
         purses: NewPurses | None = None,
         elsewhere: NewElsewhere | None = None,
+        calls: NewCalls | None = None,
         **numbers: Any,
     ) -> None:
         self.halves: dict[str, Any] = {
             "watchers": watchers, "barrier": barrier, "purses": purses, "elsewhere": elsewhere,
+            "calls": calls,
         }  # fmt: skip
         """Those of features in the core."""
-        self.machine = Machine(policy or Policy(**numbers), **self.halves)
+        self.machine = Machine(policy or policy_with(**numbers), **self.halves)
         self.machine.purses()
         self.charged: dict[str, float] = {}
         """What was charged in USD, beside the accounts of runs."""

@@ -60,7 +60,12 @@ def of_subjects(structs: typing.Iterable[Struct], *subjects: str) -> list[Struct
 
 def of_features(structs: typing.Iterable[Struct]) -> list[Struct]:
     """Return the messages of features."""
-    return sorted(filter(is_of_feature, structs), key=lambda each: each.__module__)
+    found = (each for each in structs if is_of_feature(each) and not _is_of_gateway(each))
+    return sorted(found, key=lambda each: each.__module__)
+
+
+def _is_of_gateway(struct: Struct) -> bool:
+    return is_of_feature(struct) and struct.__module__.split(".")[2] == GATEWAY
 
 
 def parts() -> dict[str, str]:
@@ -73,7 +78,8 @@ def parts() -> dict[str, str]:
         "shared replies": "\n".join(_section(each) for each in shared),
         "types": _enumerations() + "\n" + "\n".join(_section(each) for each in nested()),
         "messages of the gateway": "\n".join(
-            _request(each) for each in of_subjects(REQUESTS, GATEWAY)
+            _request(each)
+            for each in [*of_subjects(REQUESTS, GATEWAY), *filter(_is_of_gateway, REQUESTS)]
         ),
     }
 

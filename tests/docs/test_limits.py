@@ -50,10 +50,10 @@ def test_ranges_and_whose_use_counts() -> None:
             assert float(most) == most_of(kind, Policy())
             continue
         bounds = {LimitKind.TIME: "1 h", LimitKind.OUTPUT: "1 GiB"}
-        bound = bounds.get(kind) or (f"{getattr(Policy(), key):g}" if key else "")
+        bound = bounds.get(kind) or (f"{getattr(Policy().limits, key):g}" if key else "")
         shown = f"`limits.{key}` ({bound})" if key else ""
         assert most == shown, kind
-    assert Policy().max_time == 3600
+    assert Policy().limits.max_time == 3600
 
 
 def test_defaults() -> None:
@@ -67,8 +67,8 @@ def test_defaults() -> None:
 def test_actions() -> None:
     assert {Action(word) for row in table("Actions") for word in words(row[0])} == set(Action)
     told = PAGE["Actions"]
-    assert f"`limits.pause_max` ({Policy().pause_max / 3600:g} h)" in told
-    assert f"`limits.approval_timeout` ({Policy().approval_timeout / 60:g} min)" in told
+    assert f"`limits.pause_max` ({Policy().limits.pause_max / 3600:g} h)" in told
+    assert f"`limits.approval_timeout` ({Policy().limits.approval_timeout / 60:g} min)" in told
 
 
 def test_profiles() -> None:

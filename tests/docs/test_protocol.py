@@ -16,7 +16,6 @@ import pytest
 from sfad.core.state.access import VERBS
 from sfad.core.state.policy import MAX_ATTEMPTS, MAX_RETRY_DELAY
 from sfad.core.state.run import MAX_GRACE
-from sfad.daemon.gateway import process as gateway_process
 from sfad.daemon.server import clients, connection, dispatch, shares
 from sfad.daemon.server.results import MAX_RESULT
 from sfad.daemon.server.verbs import following
@@ -24,6 +23,8 @@ from sfad.daemon.server.verbs.looking import MAX_ROWS
 from sfad.daemon.server.verbs.steering import MAIN_SIGNALS
 from sfad.features.fleet.files.kept import MOST_UNCLAIMED
 from sfad.features.fleet.messages import PIECE
+from sfad.features.gateway import process as gateway_process
+from sfad.features.session.messages import StartSession
 from sfad.host import tasks
 from sfad.host.linux import descriptors
 from sfad.host.linux.descriptors import Need
@@ -58,7 +59,7 @@ REQUESTS = part("Requests") | part("Messages of the gateway")
 @pytest.mark.parametrize("struct", all_messages.REQUESTS, ids=tag)
 def test_each_request_is_described_and_names_its_reply(struct: type[m.Request]) -> None:
     assert tag(struct) in REQUESTS
-    assert answers(struct) or struct is m.StartSession  # its docstring refers to that of `Spawn`
+    assert answers(struct) or struct is StartSession  # its docstring refers to that of `Spawn`
     assert [field.type for field in msgspec.structs.fields(struct) if field.name == "id"] == [int]
 
 

@@ -15,12 +15,12 @@ from sfad.config import (
     GroupConfig,
     Price,
     ProgramConfig,
-    UpstreamConfig,
     Whole,
     load,
 )
 from sfad.daemon.reloading import AT_START
 from sfad.features.budgets.feature import TeamBudget, UserBudget
+from sfad.features.gateway.feature import UpstreamConfig
 from sfad.features.hooks.feature import Hook
 from tests.docs.pages import CHANGELOG, README, ROOT, blocks, rows, sections, text_of
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from sfad.config import SessionsConfig
+from sfad.core.state.policy import SessionsConfig
 from sfad.durable.maintenance import SessionArchive
 from sfad.host.clock import wall_clock
 from sfad.protocol.types import Status

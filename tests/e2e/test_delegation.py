@@ -20,6 +20,7 @@ from sfactl.connecting.connection import Client
 from sfactl.exits import Quit
 from sfactl.sessions import asking as sessions
 from sfactl.sessions.asking import SessionRefused
+from sfad.features.session.messages import StartSession
 from sfad.protocol import messages as m
 from tests.conftest import Start
 from tests.harness import PYTHON, Daemon, agent, ended, running, started, stopped, wait_until
@@ -144,7 +145,7 @@ def test_only_sessions_are_stopped_as_sessions(at: Daemon) -> None:
 
 
 def test_a_start_that_is_sent_again_starts_one(at: Daemon) -> None:
-    request = m.StartSession(
+    request = StartSession(
         id=0, task="x", cwd=b"/", env=[b"PATH=/bin:/usr/bin"], agent="sleeper", key="one"
     )
     with at.client() as client, at.client() as other:

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from sfactl.connecting.connection import Client
-from sfad.gateway.call_journal import noted_in
+from sfad.features.gateway.program.call_journal import noted_in
 from sfad.processes.contain.cgroup import cgroupfs
 from sfad.protocol import messages as m
 from sfad.protocol.types import Limit, Repetition, RunInfo, Status
@@ -607,7 +607,7 @@ def test_callers_of_a_gateway_that_cannot_start_are_refused_until_it_can(
 ) -> None:
     broken = tmp_path / "broken"
     (tmp_path / "sitecustomize.py").write_text(
-        "import os, sys\nif 'sfad.gateway' in sys.orig_argv and "
+        "import os, sys\nif 'sfad.features.gateway.program' in sys.orig_argv and "
         f"os.path.exists({str(broken)!r}):\n    os._exit(3)\n"
     )
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
@@ -979,7 +979,10 @@ def test_a_large_body_is_read_by_a_process_that_ends_with_the_gateway(gated: Dae
         assert ended(client, run.id).status is Status.COMPLETED
         pid, _ = gateway(gated)
         (reader,) = (process.pid for process in psutil.Process(pid).children())
-        assert b"sfad.gateway.bodies.reading" in Path(f"/proc/{reader}/cmdline").read_bytes()
+        assert (
+            b"sfad.features.gateway.program.bodies.reading"
+            in Path(f"/proc/{reader}/cmdline").read_bytes()
+        )
         assert [result["status"] for result in results(gated, run.id)] == [200]
         killed_gateway(gated)
         wait_until(lambda: not alive(reader), "it has ended")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sfad.daemon.loop.gateway_routing import PLACEHOLDER
+from sfad.features.gateway.routing import PLACEHOLDER
 from sfad.protocol import messages as m
 from sfad.protocol.types import Status
 from tests import needs

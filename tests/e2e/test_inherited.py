@@ -207,7 +207,7 @@ def test_stray_signals_end_neither_daemon_nor_gateway(start: Start, provider: Pr
     with daemon.client() as client:
         run = ended(client, calling(client, gateway=True).id)
         helpers = [child.pid for child in psutil.Process(daemon.pid).children(recursive=True)]
-        assert any("sfad.gateway" in argv(pid) for pid in helpers)
+        assert any("sfad.features.gateway.program" in argv(pid) for pid in helpers)
         for _ in range(2):
             for number in STRAY:
                 for pid in (daemon.pid, *helpers):

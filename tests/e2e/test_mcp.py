@@ -18,6 +18,7 @@ import trio
 from msgspec import structs
 
 from sfactl.connecting.connection import Client as Connection
+from sfad.features.session.messages import StartSession
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo, Status
 from tests.conftest import Start
@@ -397,7 +398,7 @@ def test_a_server_without_variables_finds_its_run_and_hides_tools_from_a_subagen
             inner = next(run for run in runs(daemon) if run.name == "inner")
             assert (inner.parent_id, inner.channel) == (main.id, "mcp")
         else:
-            asked = m.StartSession(
+            asked = StartSession(
                 id=0, task="-", agent="listener", cwd=os.getcwdb(), env=environment()
             )
             both = (structs.replace(asked, nested=nested) for nested in (True, False))

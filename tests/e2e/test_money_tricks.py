@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import pytest
 
-from sfad.gateway.proxy import MAX_CONNECTIONS
+from sfad.features.gateway.program.proxy import MAX_CONNECTIONS
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo, Status
 from tests.conftest import Start

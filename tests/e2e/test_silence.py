@@ -21,7 +21,7 @@ from .agents import info
 CALLER = Path(__file__).with_name("caller.py")
 IMPATIENT = """
 import sys
-if "sfad.gateway" in sys.orig_argv:
+if "sfad.features.gateway.program" in sys.orig_argv:
     from sfad.protocol import types
     types.SILENT_AFTER = 0.1
 """

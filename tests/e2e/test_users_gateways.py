@@ -22,6 +22,7 @@ import psutil
 import pytest
 
 from sfactl.connecting.connection import Client
+from sfad.features.gateway.messages import FindCaller, GatewaySettings, ServeGateway
 from sfad.host.probe import user_name
 from sfad.processes import kernel
 from sfad.protocol import messages as m
@@ -481,7 +482,7 @@ def test_no_other_process_of_the_user_is_let_in_as_the_gateway(everyones: Daemon
 
         def ask() -> str:
             with Client(everyones.socket) as client:
-                client.send(m.FindCaller(id=client.next_id(), uid=FIRST, cgroup=1))
+                client.send(FindCaller(id=client.next_id(), uid=FIRST, cgroup=1))
                 return str(client.arrived()[0].reply)
 
         assert "only the daemon's own gateway may" in as_user(FIRST, ask)
@@ -508,7 +509,7 @@ def test_a_gateway_can_only_ask_about_runs_of_its_user(
 
         def ask() -> list[str]:
             with Client(everyones.socket) as client:
-                client.call(m.ServeGateway(id=client.next_id(), reservations=[]), m.GatewaySettings)
+                client.call(ServeGateway(id=client.next_id(), reservations=[]), GatewaySettings)
                 window = SeenWindow(window="5h", used_ratio=1.0, rejected=True)
                 seen = partial(
                     m.SeeSubscription,

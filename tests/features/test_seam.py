@@ -20,6 +20,8 @@ from tests.tiers import first, variant
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```python\n# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LIST = Path("sfad/features/listed.py")
+VERBS = {"session": ("mcp",)}
+"""Verbs that are not called like their feature."""
 
 
 class Copy:
@@ -51,7 +53,10 @@ class Copy:
         assert len(lines) - len(kept) == 1
         (self.tree / LIST).write_text("".join(kept))
         for module in (self.tree / "sfactl").rglob("*.py"):
-            verb = module == self.tree / f"sfactl/commands/{feature}.py"
+            verb = module.parent.name == "commands" and module.stem in (
+                feature,
+                *VERBS.get(feature, ()),
+            )
             if f"from sfad.features.{feature}" in module.read_text() or verb:
                 module.unlink()
 
@@ -129,8 +134,8 @@ def test_the_heart_alone_passes_its_tests(copy: Copy) -> None:
 
 
 def test_a_daemon_that_no_config_asks_for_features_loads_declarations(tmp_path: Path) -> None:
-    """Nor for a plain run. And shims: whether a person has installed some is seen by a look at
-    their directory alone."""
+    """Nor for a plain run. And the gateway, which runs use where nobody says otherwise; and shims:
+    whether a person has installed some is seen by a look at their directory alone."""
     state, told = tmp_path / "state", tmp_path / "imports"
     words = ["-m", "sfad", "serve", "--ready-fd", "1", "--state-dir", str(state)]
     words += ["--socket", str(tmp_path / "s"), "--config", "/dev/null"]
@@ -154,7 +159,7 @@ def test_a_daemon_that_no_config_asks_for_features_loads_declarations(tmp_path: 
     declared |= {kind.__module__ for feature in FEATURES.values() for kind in feature.verbs}
     assert {name for name in loaded if name.startswith("sfad.features.metrics")}
     others = {name for name in loaded - declared if name.startswith("sfad.features")}
-    assert {name.split(".")[2] for name in others} <= {"shims"}
+    assert {name.split(".")[2] for name in others} <= {"gateway", "shims"}
 
 
 def test_a_file_that_is_no_verb_harms_no_other(copy: Copy) -> None:

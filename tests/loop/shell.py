@@ -22,8 +22,8 @@ from sfad.host.log import Log
 from sfad.host.metrics import Counts
 from sfad.host.tasks import LoopRounds
 from sfad.protocol.messages import Spawn
-from sfad.start.asking import asked_of
-from sfad.start.prepared import Prepared
+from sfad.start.asking import fill_in_asked
+from sfad.start.prepared import Prepared, Surroundings
 from sfad.storage.ledger import Ledger, OpenedLedger
 from sfad.storage.output.files import OutputFiles
 from tests.harness import PATIENCE
@@ -70,6 +70,20 @@ async def shell(
     runtime.log.close()
 
 
+def bare(order: Spawn) -> Surroundings:
+    """Return what is around a request where nothing else is."""
+    return Surroundings(
+        order=order, peer=ANN, user=None, client=1, live={}, agents=dict, find=lambda _: None
+    )
+
+
+def undecided(around: Surroundings) -> Prepared:
+    """Return a request as it was asked, with what the core is asked of it."""
+    prepared = Prepared.of(around.order)
+    fill_in_asked(prepared, around)
+    return prepared
+
+
 AGENT = Spawn(id=1, argv=[b"agent"], cwd=b"/", env=[])
 
 
@@ -108,9 +122,7 @@ async def asked(runtime: Runtime, spawn: Spawn = AGENT, peer: Peer = ANN) -> c.A
         answers.append(said)
         done.set()
 
-    prepared = Prepared.of(spawn)
-    prepared.asked, prepared.program = asked_of(prepared, spawn, connection=1)
-    around = runtime.starting.around(spawn, peer, None)
-    runtime.requests.spawn(PendingSpawn(prepared, around), answer)
+    around = runtime.starting.around(spawn, peer, None, connection=1)
+    runtime.requests.spawn(PendingSpawn(undecided(around), around), answer)
     await done.wait()
     return answers[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,16 +12,17 @@ import pytest
 import trio
 import trio.lowlevel
 
-from sfad.core.state.access import Peer
 from sfad.daemon.loop.seam import Heart, Part, Parts
+from sfad.daemon.loop.starting import Way
 from sfad.feature import Feature
 from sfad.protocol.errors import RequestError
 from sfad.protocol.messages import Spawn
 from sfad.protocol.requests.starting import OF_FEATURES
 from sfad.protocol.types import Isolation, Placing, Ship, Worktree
 from sfad.runs import decided
-from sfad.start.prepare import Memory, Way, prepare
 from sfad.start.prepared import Prepared, Surroundings
+from tests.loop.shell import bare, shell
+from tests.processes.fake import FakeLauncher
 
 ENDING = Feature(decides={"on_end": str}, part="part")
 NONE = cast(Heart, None)
@@ -63,15 +65,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
 
 
 def around(**order: Any) -> Surroundings:
-    return Surroundings(
-        order=Spawn(id=0, argv=[b"true"], cwd=b"/", env=[], **order),
-        peer=Peer(0, "root"),
-        user=None,
-        client=1,
-        live={},
-        agents={},
-        find=lambda _: None,
-    )
+    return bare(Spawn(id=0, argv=[b"true"], cwd=b"/", env=[], **order))
 
 
 def check(parts: Parts, **order: Any) -> None:
@@ -127,7 +121,7 @@ def test_where_nothing_makes_a_sandbox_no_command_is_executed_for_an_isolated_ru
 
 @pytest.mark.parametrize(("waits", "times"), [(False, 1), (True, 2)])
 async def test_what_was_waited_for_may_have_changed_what_is_checked(
-    waits: bool, times: int
+    tmp_path: Path, waits: bool, times: int
 ) -> None:
     checked: list[Prepared] = []
 
@@ -140,6 +134,7 @@ async def test_what_was_waited_for_may_have_changed_what_is_checked(
     def check(p: Prepared, _around: Surroundings) -> None:
         checked.append(p)
 
-    way = Way(lambda _around: None, (), (check,), last)
-    p = await prepare(around(), way, Memory(lambda _peer: None))
+    async with shell(tmp_path, FakeLauncher) as runtime:
+        runtime.starting.way = Way(lambda _around: None, (), (check,), last)
+        p = await runtime.starting.prepare(around())
     assert checked == [p] * times

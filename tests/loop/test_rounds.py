@@ -17,11 +17,9 @@ from sfad.durable.saved import SavedSpawns
 from sfad.processes.launcher import LaunchRecord, LaunchSpec, Remember
 from sfad.protocol.types import RunId, Status
 from sfad.runs.live import Live
-from sfad.start.asking import asked_of
-from sfad.start.prepared import Prepared
 from sfad.storage.store import Store
 from tests.harness import until
-from tests.loop.shell import AGENT, ANN, shell
+from tests.loop.shell import AGENT, ANN, shell, undecided
 from tests.processes.fake import FakeLauncher
 
 
@@ -58,10 +56,8 @@ def start(runtime: Runtime, told: list[Status | str]) -> None:
             assert isinstance(said, c.ErrorAnswer)
             told.append(said.message)
 
-    prepared = Prepared.of(AGENT)
-    prepared.asked, prepared.program = asked_of(prepared, AGENT, connection=1)
-    around = runtime.starting.around(AGENT, ANN, None)
-    runtime.requests.spawn(PendingSpawn(prepared, around), answer)
+    around = runtime.starting.around(AGENT, ANN, None, connection=1)
+    runtime.requests.spawn(PendingSpawn(undecided(around), around), answer)
 
 
 async def launched(runtime: Runtime, runs: int) -> list[RunId]:

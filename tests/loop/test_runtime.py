@@ -19,12 +19,11 @@ from sfad.daemon.loop.runtime import Runtime
 from sfad.durable.spool import RunJournal
 from sfad.protocol.messages import Spawn
 from sfad.protocol.types import Status
-from sfad.start.asking import MAX_SHOWN, asked_of
-from sfad.start.prepared import Prepared
+from sfad.start.asking import MAX_SHOWN
 from sfad.storage.ledger import writer
 from sfad.storage.store import Store
 from tests.harness import until
-from tests.loop.shell import refused, shell, spawned, stopped
+from tests.loop.shell import bare, refused, shell, spawned, stopped, undecided
 from tests.processes.fake import FakeLauncher
 
 
@@ -148,7 +147,7 @@ async def test_refusals_while_the_ledger_fails_write_nothing_to_the_spool(
 def test_a_long_command_is_shown_cut_and_named_by_the_whole() -> None:
     def shown(text: str) -> Asked:
         order = Spawn(id=1, argv=[b"sh", b"-c", text.encode()], cwd=b"/", env=[])
-        return asked_of(Prepared.of(order), order)[0]
+        return undecided(bare(order)).asked
 
     first, second = shown("x" * 100_000 + "1"), shown("x" * 100_000 + "2")
     assert first.shown.argv == second.shown.argv

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 
+import msgspec
 import trio
 
 from sfad.core.events import LaunchSucceeded
@@ -25,16 +26,12 @@ from tests.template import EARLIER, template
 
 def encode(records: Mapping[str, LaunchRecord]) -> str:
     """Return the records as JSON."""
-    return json.dumps({run: asdict(one) for run, one in records.items()})
+    return msgspec.json.encode(records).decode()
 
 
 def decode(text: str | bytes) -> dict[str, LaunchRecord]:
     """Return the records from JSON."""
-    found = json.loads(text)
-    return {
-        run: LaunchRecord(**{**one, "bounds": Bounds(**one["bounds"])})
-        for run, one in found.items()
-    }
+    return msgspec.json.decode(text, type=dict[str, LaunchRecord])
 
 
 @dataclass

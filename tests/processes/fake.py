@@ -135,6 +135,19 @@ class FakeLauncher:
             held.script = replace(held.script, errno=errno.ENOSPC)
         self._later(lambda: self._started(held))
 
+    def enter(self, run: RunId, parent: RunId | None, nonce: str) -> None:  # noqa: ARG002
+        """Know a run without a process."""
+        self.calls.append(("enter", run, parent))
+        if run not in self._runs:
+            self._hold(run, parent)
+
+    def leave(self, run: RunId, failed: str | None = None, *, left: bool = False) -> None:
+        """End it."""
+        self.calls.append(("leave", run, failed, left))
+        code = 0 if failed is None else 1
+        exited = (run, code, None, True, None, failed, left)
+        self._later(lambda: self._emit(MainExited(self._clock(), *exited)))
+
     def terminate(self, run: RunId, signal: int) -> None:
         """End what obeys."""
         self.calls.append(("terminate", run, signal))

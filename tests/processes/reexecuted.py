@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 import time
-from dataclasses import asdict
 
 import psutil
 import trio
@@ -79,7 +78,7 @@ async def second(kind: str, instance: str, records: str) -> None:
     """Adopt the runs, ask the ticking ones to end, and print what is reported."""
     rig = Rig(kind, instance=instance)
     for run, one in decode(records).items():
-        say(run, "adopted", asdict(rig.launcher.adopt(run, PARENTS.get(run), one)))
+        say(run, "adopted", structs.asdict(rig.launcher.adopt(run, PARENTS.get(run), one)))
     say("", "inheritable", sum(map(os.get_inheritable, descriptors())))
     async with trio.open_nursery() as nursery:
         await nursery.start(rig.launcher.serve)

@@ -53,20 +53,28 @@ def compiled() -> Compiled:
     """Compile it. Raises `subprocess.CalledProcessError`."""
     with tempfile.TemporaryDirectory() as place:
         program = Path(place, "trampoline")
-        _run(str(COMPILER), *OPTIONS.split(), "-o", str(program), str(PACKAGE / "trampoline.c"))
+        output_of(
+            str(COMPILER), *OPTIONS.split(), "-o", str(program), str(PACKAGE / "trampoline.c")
+        )
         symbols = {
             name: int(at, 16)
-            for at, _, name in (line.split() for line in _run("nm", str(program)).splitlines())
+            for at, _, name in (line.split() for line in output_of("nm", str(program)).splitlines())
         }
-        _run("strip", "--strip-all", str(program))
-        version = _run(str(COMPILER), "-dumpfullversion").strip()
+        output_of("strip", "--strip-all", str(program))
+        version = output_of(str(COMPILER), "-dumpfullversion").strip()
         return Compiled(
             f"gcc {version}", source(), symbols["clone_child"] - LOAD, program.read_bytes()
         )
 
 
-def _run(*argv: str) -> str:
+def output_of(*argv: str) -> str:
     return subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+def in_lines(image: bytes) -> str:
+    """Return it in hexadecimal, in lines."""
+    text = image.hex()
+    return "\n".join(text[at : at + 64] for at in range(0, len(text), 64))
 
 
 def main() -> None:
@@ -74,10 +82,8 @@ def main() -> None:
     if COMPILER is None:
         sys.exit("make trampoline: no C compiler: install gcc and libc6-dev")
     found = compiled()
-    text = found.image.hex()
-    lines = [text[at : at + 64] for at in range(0, len(text), 64)]
     (PACKAGE / "image.py").write_text(
-        MODULE.format(**found._asdict() | {"image": "\n".join(lines)})
+        MODULE.format(**found._asdict() | {"image": in_lines(found.image)})
     )
 
 

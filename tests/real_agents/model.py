@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
-from sfad.gateway.bodies.coding import Coding
+from sfad.features.gateway.program.bodies.coding import Coding
 from tests.harness import serve_in_thread
 from tests.real_agents import anthropic, chat, gemini, openai
 from tests.real_agents.script import (

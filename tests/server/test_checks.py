@@ -22,9 +22,8 @@ from sfad.protocol.types import (
     LimitKind,
     Placing,
 )
-from sfad.start.asking import asked_of
-from sfad.start.prepared import Prepared
 from tests.core.asking import GROUP_OF, asked_for, field_of
+from tests.loop.shell import bare, undecided
 
 
 def limit(kind: str = "turns", threshold: float = 1, source: str = "") -> Limit:
@@ -93,7 +92,7 @@ def test_the_core_is_told_of_each_field_that_it_decides_by() -> None:
         "grant": Grant(giver="a", run="a1", root="a/a1", max_depth=4, descendants=8),
     }
     order = m.Spawn(id=0, argv=[b"true"], cwd=b"/", env=[], **given)
-    asked, _ = asked_of(Prepared.of(order), order)
+    asked = undecided(bare(order)).asked
     decided = {"argv", "cwd", "name", "continues", "direct"}
     told_alike = {*GROUP_OF, *Asked.__struct_fields__} & set(m.Spawn.__struct_fields__)
     assert given.keys() == told_alike - decided

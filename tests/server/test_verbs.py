@@ -13,9 +13,9 @@ from sfad.daemon.server.asker import REGISTRY
 from sfad.protocol import messages as m
 from tests.all_messages import REQUESTS, is_of_feature
 
-ANY_VERB = {m.OverFleet}
-"""The client's connection says these, whatever the verb. A feature answers."""
-OF_HEART = [kind for kind in REQUESTS if not is_of_feature(kind) and kind not in ANY_VERB]
+ELSEWHERE: set[type[m.Request]] = {m.OverFleet, m.AdmitCall, m.EndCall, m.SeeSubscription}
+"""The heart knows these, and a feature answers them."""
+OF_HEART = [kind for kind in REQUESTS if not is_of_feature(kind) and kind not in ELSEWHERE]
 
 
 @pytest.mark.parametrize("kind", [kind for kind in OF_HEART if kind is not m.Hello], ids=m.tag)
@@ -35,16 +35,15 @@ def test_each_file_answers_a_request() -> None:
 
 
 def test_few_requests_leave_the_permission_to_what_answers_them() -> None:
-    """The guard refuses `spawn` and `start_session`, and records it; a field of `select` says which
-    verb; `session_rights` tells what the peer may."""
+    """The guard refuses `spawn`, and records it; a field of `select` says which verb."""
     unchecked = {kind for kind, verb in REGISTRY.items() if verb.permission is None}
-    assert unchecked == {m.Spawn, m.StartSession, m.Select, m.SessionRights}
+    assert unchecked == {m.Spawn, m.Select}
 
 
 def test_every_verb_has_a_row() -> None:
     assert TABLE.keys() == {m.tag(kind) for kind in OF_HEART}
     of_features = {m.tag(kind) for kind in REQUESTS if is_of_feature(kind)}
-    assert of_features <= ACCESS.keys() <= of_features | set(map(m.tag, ANY_VERB))
+    assert of_features <= ACCESS.keys() <= of_features | set(map(m.tag, ELSEWHERE))
 
 
 def test_no_option_names_the_verb_of_a_feature() -> None:

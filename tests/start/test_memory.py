@@ -8,19 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trio
 from msgspec.structs import replace
 
 from sfad.core.state.access import Peer
+from sfad.daemon.loop import starting
 from sfad.daemon.loop.runtime import Runtime
 from sfad.protocol import messages as m
 from sfad.protocol.errors import RequestError
 from sfad.protocol.types import After, Claim, Isolation, Limit, LimitKind
-from sfad.start import prepare
 from sfad.start.checks import LARGE
 from sfad.start.prepared import Prepared
 from tests.conftest import Start
-from tests.harness import as_root, until, wait_until
+from tests.harness import wait_until
 from tests.loop.shell import ANN, shell, spawned
 from tests.processes.fake import FakeLauncher
 
@@ -32,10 +31,6 @@ async def prepared(
     runtime: Runtime, order: m.Spawn = ORDER, peer: Peer = ANN, **more: Any
 ) -> Prepared:
     return await runtime.starting.prepare(runtime.starting.around(order, peer, None, **more))
-
-
-def address(p: Prepared) -> bytes:
-    return next(item for item in p.command.env if item.startswith(b"OPENAI_BASE_URL="))
 
 
 async def test_an_equal_request_gets_what_was_decided(tmp_path: Path) -> None:
@@ -140,32 +135,10 @@ async def test_a_part_that_was_loaded_takes_part(tmp_path: Path) -> None:
         assert await prepared(runtime) is not first
 
 
-@as_root
-async def test_no_run_gets_the_address_of_another_user_s_gateway(tmp_path: Path) -> None:
-    """That user has another gateway, and after that another one at another address."""
-    async with (
-        shell(tmp_path, FakeLauncher, everyone=True) as runtime,
-        trio.open_nursery() as nursery,
-    ):
-        first = await prepared(runtime)
-        of_bob = await prepared(runtime, peer=BOB)
-        assert address(of_bob) != address(first)
-        assert await prepared(runtime, peer=BOB) is of_bob
-        nursery.start_soon(runtime.gateways.serve)
-        await until(lambda: runtime.gateways.known(1) is None)
-        runtime.gateways.of(2).address()  # it may get the port that is free now
-        again = await prepared(runtime, peer=BOB)
-        assert again is not of_bob
-        assert address(again) == b"OPENAI_BASE_URL=%b/openai" % (
-            runtime.gateways.of(1).address().encode()
-        )
-        nursery.cancel_scope.cancel()
-
-
 async def test_as_many_are_kept_as_there_is_room_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prepare, "MOST_KNOWN", 2)
+    monkeypatch.setattr(starting, "MOST_KNOWN", 2)
     orders = [replace(ORDER, argv=[b"true", b"%d" % n]) for n in range(3)]
     async with shell(tmp_path, FakeLauncher) as runtime:
         first, second, third = [await prepared(runtime, each) for each in orders]

@@ -122,7 +122,8 @@ def database(home: Path) -> Iterator[sqlite3.Connection]:
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute(
-            "CREATE TABLE session (id TEXT, parent_id TEXT, directory TEXT, time_created INTEGER)"
+            "CREATE TABLE session (id TEXT, parent_id TEXT, directory TEXT, time_created INTEGER, "
+            "time_updated INTEGER)"
         )
         yield connection
 
@@ -138,7 +139,9 @@ def begin(
 ) -> None:
     time = int((BEGAN.timestamp() + after) * 1000)
     directory = cwd or os.path.realpath(home.parent / "work")
-    database.execute("INSERT INTO session VALUES (?, ?, ?, ?)", (name, parent, directory, time))
+    database.execute(
+        "INSERT INTO session VALUES (?, ?, ?, ?, ?)", (name, parent, directory, time, time)
+    )
 
 
 def test_a_session_in_a_database(home: Path, database: sqlite3.Connection) -> None:

@@ -20,9 +20,9 @@ import trio.testing
 
 from sfad.agents import Reading, session_files_of
 from sfad.protocol.types import Tokens
-from sfad.usage import sessions
-from sfad.usage import sessions as module
-from sfad.usage.sessions import FileSearch, Session, Sessions, TooMany
+from sfad.usage import session_files, sessions
+from sfad.usage.session_files import FileSearch
+from sfad.usage.sessions import Session, Sessions, TooMany
 from tests.harness import GONE, as_root, until
 
 ONE, OTHER = "11111111-1111-1111-1111-111111111111", "22222222-2222-2222-2222-222222222222"
@@ -262,12 +262,12 @@ def test_a_file_of_another_user_is_not_read(home: Home) -> None:
 def test_only_a_part_of_a_huge_directory_is_read(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sessions, "MOST_ENTRIES", 50)
+    monkeypatch.setattr(session_files, "MOST_ENTRIES", 50)
     for number in range(200):
         (home.project / f"x{number}").touch()
     search = FileSearch(os.getuid(), BEGAN.timestamp())
     with monkeypatch.context() as patched:
-        patched.setattr(module, "FileSearch", lambda _uid, _since: search)
+        patched.setattr(session_files, "FileSearch", lambda _uid, _since: search)
         home.session().look(())
     assert search.entries == 51
     home.file(ONE)
@@ -277,7 +277,7 @@ def test_only_a_part_of_a_huge_directory_is_read(
 def test_the_number_of_heads_that_one_look_reads_is_bounded(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MOST_FILES", 5)
+    monkeypatch.setattr(session_files, "MOST_FILES", 5)
     for number in range(6):
         (home.project / f"0000000{number}{ONE[8:]}.jsonl").write_bytes(b"{}\n" * 1000)
     with pytest.raises(TooMany):

@@ -8,24 +8,35 @@ output of a step that has not ended is estimated from its text and its calls. It
 model (https://github.com/anomalyco/opencode/issues/40544), and tells nothing of what its subagents
 use.
 
-It keeps its sessions in an SQLite database. Reading that would disturb its writer, and its events
-tell the same after each step.
+It keeps its sessions in an SQLite database, whatever it prints:
+packages/opencode/src/session/session.sql.ts. A part of a reply has a row as soon as it begins, and
+each step one at its end, which is after the step's tools, and right before the next call.
 """
 
 import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from ...core.state.request import name_of
 from ...protocol.known import KEYS
 from .. import counters
+from ..lenient import LenientDecoder
 from ..line_meter import AgentFailure, LineMeter, Speech, ToolCall, WholeText, lines_of_type
 from ..own_server import OwnServer
-from ..program import AgentProgram, SessionQuery, SessionSearch, sorted_words, values
+from ..program import (
+    AgentProgram,
+    SessionDatabase,
+    SessionPlace,
+    SessionRow,
+    SessionSearch,
+    first_id,
+    sorted_words,
+    values,
+)
 from ..setups import (
     GATEWAY,
     Person,
@@ -38,6 +49,8 @@ from ..setups import (
     merged,
     upwards,
 )
+
+_T = TypeVar("_T", bound=msgspec.Struct)
 
 
 class _OpencodeCache(msgspec.Struct):
@@ -138,17 +151,119 @@ class OpencodeMeter(LineMeter[_OpencodeEvent, _OpencodeState]):
 
     def _charge(self, part: _OpencodePart) -> None:
         self._state.written.withdraw(self.reading)
-        told = part.tokens or _OpencodeTokens()
-        cache = told.cache or _OpencodeCache()
-        used = counters.tokens(
-            fresh=told.input,
-            read=cache.read,
-            written=cache.write,
-            output=told.output,
-            reasoning=told.reasoning,
-        )
-        counters.add(self.reading.models, self._model, used)
-        counters.spend(self.reading, counters.dollars(part.cost) or None)
+        _charge(self.reading, self._model, part)
+
+
+def _charge(reading: counters.Reading, model: str, part: _OpencodePart) -> None:
+    """Count what the end of a step tells."""
+    told = part.tokens or _OpencodeTokens()
+    cache = told.cache or _OpencodeCache()
+    used = counters.tokens(
+        fresh=told.input,
+        read=cache.read,
+        written=cache.write,
+        output=told.output,
+        reasoning=told.reasoning,
+    )
+    cost = counters.dollars(part.cost) or None
+    counters.add(reading.models, model, used)
+    if cost is None:
+        counters.add(reading.uncovered, model, used)
+    counters.spend(reading, cost)
+
+
+# ---- Its database
+
+
+class _OpencodeMessage(msgspec.Struct):
+    role: str = ""
+    model: str = msgspec.field(default="", name="modelID")
+
+
+class _OpencodeRow(_OpencodePart):
+    type: str = ""
+
+
+_ROWS, _MESSAGES = LenientDecoder(_OpencodeRow), LenientDecoder(_OpencodeMessage)
+
+_BEGUN = " " * counters.BYTES_A_TOKEN
+"""What a reply that has begun holds at the least. The tokens of its request are not known yet."""
+
+
+class OpencodeSession:
+    """Reads the rows of one session: the parts of messages."""
+
+    def __init__(self) -> None:
+        self.reading = counters.Reading()
+        self.after = self._seen = 0
+        self._written = counters.Estimate()
+
+    def again(self) -> None:
+        self._written.withdraw(self.reading)
+
+    def take(self, row: SessionRow) -> None:
+        part, message = _read(_ROWS, row.part), _read(_MESSAGES, row.message)
+        if part is None or message is None or message.role != "assistant":
+            return
+        counters.recognised(self.reading)
+        # its other calls, such as the one for a title, have no rows
+        self.reading.partial = True
+        fresh, self._seen = row.number > self._seen, max(row.number, self._seen)
+        if part.type == "tool" and fresh:
+            counters.turn(self.reading, part.tool)
+        if part.type == "step-finish":
+            self._written.withdraw(self.reading)
+            counters.message(self.reading)
+            _charge(self.reading, message.model, part)
+            self.after = row.number
+        elif part.type == "step-start":
+            self._written.grow(self.reading, message.model, _BEGUN)
+        elif part.type in _WRITTEN:
+            written = part.state.input if part.state is not None else None
+            self._written.grow(self.reading, message.model, part.text, written)
+
+
+_WRITTEN = frozenset({"text", "reasoning", "tool"})
+
+
+def _read(decoder: LenientDecoder[_T], data: bytes) -> _T | None:
+    try:
+        return decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+class _OpencodeDatabase(SessionDatabase):
+    program = "opencode"
+    variable = "XDG_DATA_HOME"
+    further_variables = ("OPENCODE_DB",)
+    resume_words = frozenset({"-s", "--session", "-c", "--continue"})
+    sessions = (
+        "SELECT id, parent_id, directory, time_created, time_updated FROM session "
+        "ORDER BY rowid DESC LIMIT 1000"
+    )
+    rows = (
+        "SELECT part.rowid, part.data, message.data, part.time_updated "
+        "FROM part JOIN message ON message.id = part.message_id "
+        "WHERE part.session_id = :session AND part.rowid > :after "
+        "AND part.time_created >= :since AND length(part.data) <= :most "
+        "AND length(message.data) <= :most ORDER BY part.rowid"
+    )
+
+    def session_id(self, argv: Sequence[str]) -> str | None:
+        return first_id(argv, self.program, "--session", "-s")
+
+    def place(self, search: SessionSearch) -> SessionPlace | None:
+        data = search.directory(self.variable, ".local/share") + "/opencode"
+        # builds that are not released have one of another name
+        named = search.env.get("OPENCODE_DB") or "opencode.db"
+        if named == ":memory:":
+            return None
+        directory, name = os.path.split(os.path.join(data, named))
+        return SessionPlace(directory, (name,))
+
+    def meter(self) -> OpencodeSession:
+        return OpencodeSession()
 
 
 _VALUED = frozenset({
@@ -213,6 +328,7 @@ class Opencode(AgentProgram):
     also_followed = ("ANTHROPIC_BASE_URL", "OPENAI_BASE_URL")
     tells_cost = True
     own_server = _OWN_SERVER
+    session_files = _OpencodeDatabase()
 
     def tool_variables(self, allowed: Sequence[str], blocked: Sequence[str]) -> dict[str, str]:
         if not (allowed or blocked):
@@ -244,11 +360,6 @@ class Opencode(AgentProgram):
 
     def directory(self, words: Sequence[str]) -> str | None:
         return next(reversed(values(words, "--dir")), None)
-
-    def session_query(self, search: SessionSearch) -> SessionQuery | None:
-        data = search.env.get("XDG_DATA_HOME") or f"{search.env.get('HOME', '')}/.local/share"
-        sql = "SELECT id, directory, time_created FROM session WHERE parent_id IS NULL"
-        return SessionQuery(f"{data}/opencode/opencode.db", sql)
 
     def prints_events(self, words: Sequence[str]) -> bool:
         return "run" in words and "json" in values(words, "--format")

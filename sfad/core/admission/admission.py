@@ -32,7 +32,7 @@ from ..state.policy import Invalid
 from ..state.quotas import HOUR, QuotaUse, SlidingRate
 from ..state.run import Ending, Run
 from ..state.vocabulary import ReasonKind
-from .candidate import candidate, limits_for
+from .candidate import Draft, candidate, draft, limits_for
 from .guard import MayStart, Question, first_refusal
 
 # ---- Runs that start when others have ended (`spawn --after`): whom each still waits for, and what
@@ -253,6 +253,9 @@ class Admission:
         self._may_start = may_start
         self._rates: dict[str, SlidingRate] = {}
         self._session_rates: dict[str, SlidingRate] = {}
+        self._made: Draft | None = None
+        """The last one of a request from outside of any run: equal requests have the same `Asked`
+        (`daemon.loop.starting`)."""
         self._refusals: dict[str, dict[str, _Refusals]] = {}
         """By caller and rule."""
         self.ready: dict[RunId, Run] = {}
@@ -277,23 +280,28 @@ class Admission:
 
     def reconfigure(self) -> None:
         for rate in self._rates.values():
-            rate.limit = self._ctx.policy.spawns_per_hour
+            rate.limit = self._ctx.policy.quotas.spawns_per_hour
         for rate in self._session_rates.values():
             rate.limit, rate.span = (
-                self._ctx.policy.sessions.starts,
-                self._ctx.policy.sessions.window,
+                self._ctx.policy.sessions.spawn_rate_limit.max_requests,
+                self._ctx.policy.sessions.spawn_rate_limit.window_seconds,
             )
 
     def spawn_requested(self, ev: e.SpawnRequested) -> None:
         caller = self._ctx.tree.get(ev.peer.run) if ev.peer.run is not None else None
+        made, policy = self._made, self._ctx.policy
         try:
-            run = candidate(
-                ev,
-                number=self._number,
-                policy=self._ctx.policy,
-                caller=caller,
-                permissions=self._ctx.permissions(ev.peer),
-            )
+            if (
+                made is None
+                or ev.asked is not made.asked
+                or ev.peer != made.peer
+                or policy is not made.policy
+            ):
+                rights = self._ctx.permissions(ev.peer)
+                made = draft(ev, policy=policy, caller=caller, rights=rights)
+                outside = ev.peer.run is None and ev.asked.grant is None
+                self._made = made if outside and not policy.learnt else None
+            run = candidate(made, ev, self._number)
             if run.asked.placing is not None:
                 if self._ctx.purses.postpones(run, ev):
                     return
@@ -374,22 +382,32 @@ class Admission:
                 QuotaUse(f"groups.{group}.slots", slots.group_count(user, group), most)
                 for group, most in slots.groups.items()
             ),
-            QuotaUse("quotas.queued_per_user", slots.queued_of(user), policy.queued_per_user),
-            _use_of(self._rates.get(user), "quotas.spawns_per_hour", policy.spawns_per_hour, at),
-            QuotaUse("sessions.max_concurrent_per_user", live, sessions.per_user),
+            QuotaUse(
+                "quotas.queued_per_user", slots.queued_of(user), policy.quotas.queued_per_user
+            ),
             _use_of(
-                self._session_rates.get(user), "sessions.spawn_rate_limit", sessions.starts, at
+                self._rates.get(user), "quotas.spawns_per_hour", policy.quotas.spawns_per_hour, at
+            ),
+            QuotaUse("sessions.max_concurrent_per_user", live, sessions.max_concurrent_per_user),
+            _use_of(
+                self._session_rates.get(user),
+                "sessions.spawn_rate_limit",
+                sessions.spawn_rate_limit.max_requests,
+                at,
             ),
         ]
 
     def _rate(self, user: str) -> SlidingRate:
         if (found := self._rates.get(user)) is None:
-            found = self._rates[user] = SlidingRate(self._ctx.policy.spawns_per_hour, HOUR)
+            found = self._rates[user] = SlidingRate(self._ctx.policy.quotas.spawns_per_hour, HOUR)
         return found
 
     def _session_rate(self, user: str) -> SlidingRate:
         rules = self._ctx.policy.sessions
-        return self._session_rates.setdefault(user, SlidingRate(rules.starts, rules.window))
+        return self._session_rates.setdefault(
+            user,
+            SlidingRate(rules.spawn_rate_limit.max_requests, rules.spawn_rate_limit.window_seconds),
+        )
 
     def session_started_before(self, user: str, at: float) -> None:
         """Count a session that an earlier daemon admitted against its rate. The oldest has to come
@@ -432,7 +450,8 @@ class Admission:
         self._number += 1
         self.admitted += 1
         self._ctx.tree.add(run)
-        self._changed_above(run)
+        if run.ancestors:
+            self._changed_above(run)
         if run.remote is not None or run.lease is not None:
             self._ctx.elsewhere.admitted(run)
         if run.lease is None and run.parent is None:

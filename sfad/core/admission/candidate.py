@@ -9,7 +9,7 @@ from ...protocol.kinds import KINDS
 from ...protocol.limits import format_amount
 from ...protocol.types import Action, Bound, Grant, Limit, LimitKind, Lowered, RunId, Status
 from ..events import SpawnRequested
-from ..state.access import Permissions
+from ..state.access import Peer, Permissions
 from ..state.grants import Lease
 from ..state.limits import ActiveLimit, Limits, Parent, limits_of, most_of, takes
 from ..state.naming import NAME, derive_name, is_name, one_form
@@ -100,8 +100,8 @@ def _lowered(asked: Limit, given: Limit) -> Lowered:
 
 def _caps(policy: Policy) -> dict[LimitKind, _Cap]:
     rules = policy.sessions
-    time = min(rules.max_time, policy.max_time)
-    turns = min(rules.max_turns, policy.max_turns)
+    time = min(rules.max_time, policy.limits.max_time)
+    turns = min(rules.max_tool_calls_per_run, policy.limits.max_turns)
     return {
         LimitKind.TIME: _Cap(
             min(rules.default_time, time),
@@ -113,9 +113,9 @@ def _caps(policy: Policy) -> dict[LimitKind, _Cap]:
             turns, "sessions.max_tool_calls_per_run", turns, "sessions.max_tool_calls_per_run"
         ),
         LimitKind.TOKENS: _Cap(
-            min(rules.default_tokens, rules.max_tokens),
+            min(rules.default_token_budget, rules.max_token_budget),
             "sessions.default_token_budget",
-            rules.max_tokens,
+            rules.max_token_budget,
             "sessions.max_token_budget",
             lowers=True,
         ),
@@ -200,11 +200,21 @@ def _by_default(kind: LimitKind, own: ActiveLimit | None, cap: _Cap, *, by_entry
 # decides whether it may start.
 
 
-def candidate(
-    ev: SpawnRequested, *, number: int, policy: Policy, caller: Run | None, permissions: Permissions
-) -> Run:
-    """Return the run to be, part of no tree yet. `caller` is the live run that the peer is in,
-    `permissions` what that run may do. Raise `Invalid`."""
+class Draft(NamedTuple):
+    """What all runs have in common that are asked for in the same way."""
+
+    asked: Asked
+    peer: Peer
+    policy: Policy
+    above: Run | None
+    birth: Birth
+    """But for id, number and time."""
+    limits: tuple[Limit, ...]
+
+
+def draft(ev: SpawnRequested, *, policy: Policy, caller: Run | None, rights: Permissions) -> Draft:
+    """Check a request. `caller` is the live run that the peer is in, `rights` what that run may do.
+    Raise `Invalid`."""
     above = None if ev.asked.queueing.detach else caller
     _check(ev)
     grant = ev.asked.grant
@@ -215,10 +225,9 @@ def candidate(
     identity, terms = _identity(ev.asked.identity, above), ev.asked.terms
     asked = replace(ev.asked, identity=identity)
     origin, claimed_depth = _origin(ev, caller)
-    own_id = run_id(number)
     birth = Birth(
-        id=own_id,
-        number=number,
+        id="",
+        number=0,
         name=identity.name or derive_name(asked.shown.argv),
         kind=identity.kind,
         asked=asked,
@@ -226,14 +235,14 @@ def candidate(
         user=ev.peer.user,
         channel=identity.channel or (above.birth.channel if above is not None else "cli"),
         parent=above.id if above is not None else None,
-        created_at=ev.at,
+        created_at=0.0,
         max_depth=_granted(grant, grant.max_depth)
         if grant is not None
         else _bound(
             terms.max_depth,
             above.birth.max_depth if above else None,
             policy.max_depth,
-            policy.depth_ceiling,
+            policy.guard.depth_ceiling,
             "depth",
         ),
         # each run has a bound of its own; the guard asks the ancestors' one by one
@@ -243,11 +252,11 @@ def candidate(
             terms.max_descendants,
             above.birth.max_descendants if above else None,
             policy.max_descendants,
-            policy.descendants_ceiling,
+            policy.guard.descendants_ceiling,
             "descendants",
         ),
         # the peer's, not the parent's: to detach is no way out of them
-        permissions=permissions.narrowed(
+        permissions=rights.narrowed(
             allow=terms.allow,
             deny=terms.deny,
             leaf=terms.leaf,
@@ -258,20 +267,31 @@ def candidate(
         ),
         origin=origin,
         claimed_depth=claimed_depth,
-        models=_models(own_id, asked, caller),
+        models=caller.birth.models if caller is not None else (),
     )
     limits = limits_for(asked, above, policy, ev.peer.uid)
+    kinds = tuple([active.limit for active in limits.values()])
+    return Draft(ev.asked, ev.peer, policy, above, birth, kinds)
+
+
+def candidate(made: Draft, ev: SpawnRequested, number: int) -> Run:
+    """Return the run to be, part of no tree yet."""
+    asked, own_id = made.birth.asked, run_id(number)
+    models = made.birth.models
+    if asked.terms.allowed_models or asked.grant is not None:
+        models = _models(own_id, asked, models)
+    birth = replace(made.birth, id=own_id, number=number, created_at=ev.at, models=models)
     state = State(
         Status.ACCEPTED,
-        limits,
-        policy.max_time,
+        {limit.kind: ActiveLimit(limit) for limit in made.limits},
+        made.policy.limits.max_time,
         Attempt(0),
         tied_to=asked.tied_to,
         admit_token=ev.token,
     )
-    if grant is not None:
+    if asked.grant is not None:
         state.lease = Lease(ev.lease_until)
-    return Run(birth, state, above)
+    return Run(birth, state, made.above)
 
 
 def limits_for(asked: Asked, above: Run | None, policy: Policy, uid: int) -> Limits:
@@ -338,8 +358,8 @@ def _check_grant(grant: Grant, ev: SpawnRequested, policy: Policy) -> None:
             "s was over"
         )
     for value, ceiling, what in (
-        (grant.max_depth, policy.depth_ceiling, "depth"),
-        (grant.descendants, policy.descendants_ceiling, "descendants"),
+        (grant.max_depth, policy.guard.depth_ceiling, "depth"),
+        (grant.descendants, policy.guard.descendants_ceiling, "descendants"),
     ):
         if not 0 <= value <= ceiling:
             raise Invalid(
@@ -365,12 +385,12 @@ def _origin(
     return (*caller.root.birth.origin, *(run.identity for run in caller.lineage)), 0
 
 
-def _models(run: RunId, asked: Asked, caller: Run | None) -> tuple[AllowedModels, ...]:
-    inherited = caller.birth.models if caller is not None else ()
+def _models(
+    run: RunId, asked: Asked, inherited: tuple[AllowedModels, ...]
+) -> tuple[AllowedModels, ...]:
     if asked.grant is not None:
         return tuple(AllowedModels(run, tuple(patterns)) for patterns in asked.grant.models)
-    own = asked.terms.allowed_models
-    return (*inherited, AllowedModels(run, own)) if own else inherited
+    return (*inherited, AllowedModels(run, asked.terms.allowed_models))
 
 
 def _bound(

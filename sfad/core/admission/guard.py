@@ -153,7 +153,7 @@ def _permission(q: Question) -> Refusal | None:
         detail = why_sessions_refused(q.peer, permissions, q.policy.access)
     else:
         detail = why_verb_refused(q.peer, "spawn", permissions, q.policy.access)
-    if detail is None and q.detached and not q.policy.allow_detach:
+    if detail is None and q.detached and not q.policy.guard.allow_detach:
         detail = f"run {q.peer.run} may not start a detached run (guard.allow_detach = false)"
     if detail is None:
         return None
@@ -165,13 +165,21 @@ def _permission(q: Question) -> Refusal | None:
     return q.refuse(Rule.PERMISSION, detail, detail, remedy)
 
 
+def _chain(q: Question) -> Refusal | None:
+    """Ask the rules that only a run can break which is called by others."""
+    birth = q.run.root.birth
+    if not q.run.ancestors and not birth.origin and not birth.claimed_depth:
+        return None  # as most
+    return _loop(q) or _depth(q) or _descendants(q)
+
+
 def _loop(q: Question) -> Refusal | None:
     if not q.run.ancestors and not q.run.birth.origin:
         return None
     known = [run.identity for run in q.run.ancestors]
     # a claim says names only, so it matches either kind
     own_kind, own = q.run.identity
-    if q.run.asked.identity.unnamed and q.policy.unnamed == "child":
+    if q.run.asked.identity.unnamed and q.policy.guard.unnamed == "child":
         return None  # scripts do this on purpose; depth, descendants and money bound it
     chain = [(kind or own_kind, name) for kind, name in (*q.run.root.birth.origin, *known)]
     if q.run.identity not in chain:
@@ -284,7 +292,10 @@ def _unreported_role(run: Run) -> tuple[str, Limit] | None:
 
 def _unenforceable(q: Question) -> Refusal | None:
     """Refuse a run with such a limit. Of one that is to be placed, only its node knows."""
-    found = unenforced(q.run) if q.run.remote is None else None
+    run = q.run
+    if run.parent is None and not run.asked.terms.limits and run.asked.grant is None:
+        return None  # nobody has typed any
+    found = unenforced(run) if run.remote is None else None
     if found is None:
         return None
     detail, limit = found
@@ -320,7 +331,7 @@ def _concurrency(q: Question) -> Refusal | None:
     if q.run.asked.queueing.queue:
         return (
             _queue_full(q, q.slots.queued_of(user))
-            if q.slots.queued_of(user) >= q.policy.queued_per_user
+            if q.slots.queued_of(user) >= q.policy.quotas.queued_per_user
             else None
         )
     in_group, own = q.slots.group_full(user, group), q.slots.full_for(user)
@@ -365,7 +376,7 @@ def _window(q: Question) -> Refusal | None:
 
 
 def _queue_full(q: Question, waiting: int) -> Refusal:
-    key, limit = "quotas.queued_per_user", q.policy.queued_per_user
+    key, limit = "quotas.queued_per_user", q.policy.quotas.queued_per_user
     full = q.slots.full_for(q.peer.user) and not q.slots.group_full(
         q.peer.user, q.run.asked.queueing.group
     )
@@ -431,8 +442,13 @@ def _session_concurrency(q: Question) -> Refusal | None:
     rules = q.policy.sessions
     own = [run for run in q.sessions if run.user == q.peer.user]
     for live, limit, whose, key in (
-        (own, rules.per_user, f" of user {q.peer.user}", "sessions.max_concurrent_per_user"),
-        (q.sessions, rules.total, "", "sessions.max_concurrent_global"),
+        (
+            own,
+            rules.max_concurrent_per_user,
+            f" of user {q.peer.user}",
+            "sessions.max_concurrent_per_user",
+        ),
+        (q.sessions, rules.max_concurrent_global, "", "sessions.max_concurrent_global"),
     ):
         if len(live) >= limit:
             are = "is" if len(live) == 1 else "are"
@@ -486,8 +502,7 @@ def _refuse_session(
 
 
 RULES: tuple[MayStart, ...] = (
-    _enabled, _permission, _loop, _depth, _descendants, _money, _unenforceable, _rate, _concurrency,
-    _window,
+    _enabled, _permission, _chain, _money, _unenforceable, _rate, _concurrency, _window,
 )  # fmt: skip
 """In this order, because what cannot be fixed is told before what waiting would fix."""
 

@@ -85,6 +85,8 @@ class AttemptTracker:
         ):
             run.miss_calls()
         if run.status is Status.STOPPING:
+            if ev.left:
+                self._lifecycle.leave_running(run)
             if ev.empty and not run.children:
                 self._lifecycle.finish(run, ev.at)
             self._stopping.main_ended(run)
@@ -97,6 +99,9 @@ class AttemptTracker:
             self.conclude_unseen(run, ev.at, why, empty=ev.empty)
         elif latest.succeeded:
             self.conclude(run, ev.at, Ending(Status.COMPLETED, None), empty=ev.empty)
+        elif ev.failed is not None:
+            reason = Reason(kind=ReasonKind.AGENT, message=ev.failed)
+            self.conclude(run, ev.at, Ending(Status.FAILED, reason), empty=ev.empty)
         elif run.asked.inherits and latest.exit.interrupted:
             # the key went to the program and not to sfactl, which would have stopped the run
             reason = Reason(
@@ -226,9 +231,9 @@ class AttemptTracker:
         first = (
             run.asked.retries.retry_delay
             if run.asked.retries.retry_delay is not None
-            else policy.retry_delay
+            else policy.attempts.delay
         )
-        wait = backoff(run.id, run.attempt, first=first, cap=max(policy.retry_delay_max, first))
+        wait = backoff(run.id, run.attempt, first=first, cap=max(policy.attempts.delay_max, first))
         run.retry_at = at + wait
         self._ctx.changed(run)
         self._ctx.arm(run, Timer.RETRY, run.retry_at)
@@ -269,9 +274,11 @@ class AttemptTracker:
             self._ctx.disarm(run, Timer.RESULT)
 
     def await_exit(self, run: Run, at: float) -> None:
-        """Give an agent that has printed its final result a while to exit."""
-        if run.latest.said_finished and not run.asked.takes_input:
-            self._ctx.arm(run, Timer.RESULT, at + self._ctx.policy.result_wait)
+        """Give an agent that has printed its final result, or made its last call, a while to
+        exit."""
+        finished = run.latest.said_finished and not run.asked.takes_input
+        if finished or run.last_call == "made":
+            self._ctx.arm(run, Timer.RESULT, at + self._ctx.policy.stop.result_wait)
 
     def call_ended(self, run: Run, end: EndCall, at: float) -> None:
         """Take note of how a call of the gateway ended."""
@@ -327,8 +334,12 @@ class AttemptTracker:
             self._ctx.publish(EventType.RUN_PROGRESS, run, trouble.sentence)
 
     def result_due(self, run: Run, at: float) -> None:
-        """Stop a run whose agent has printed its final result and does not exit."""
+        """Stop a run whose agent has printed its final result, or made its last call, and does not
+        exit."""
         latest = run.latest
+        if run.last_call == "made":
+            self.end_concluded(run, at)
+            return
         if not latest.said_finished or run.status not in {
             Status.STARTING,
             Status.RUNNING,
@@ -336,7 +347,7 @@ class AttemptTracker:
         }:
             return
         if run.status is not Status.RUNNING:
-            self._ctx.arm(run, Timer.RESULT, at + self._ctx.policy.result_wait)
+            self._ctx.arm(run, Timer.RESULT, at + self._ctx.policy.stop.result_wait)
             return
         if (
             latest.said_failed is not None
@@ -346,7 +357,7 @@ class AttemptTracker:
             self._retry(run, at)
             return
         outcome, said = _said(latest)
-        wait = f"{self._ctx.policy.result_wait:g} s"
+        wait = f"{self._ctx.policy.stop.result_wait:g} s"
         message = (
             f"the agent printed {said} and did not exit within {wait}; "
             "it was stopped (stop.result_wait)"
@@ -354,6 +365,26 @@ class AttemptTracker:
         self._stopping.stop(
             run, at, Ending(outcome, Reason(kind=ReasonKind.RESULT, message=message))
         )
+
+    def last_call_ended(self, run: Run, at: float, *, made: bool) -> None:
+        """Take note of the end of a run's last call. `made`: it was answered, else it may be made
+        again."""
+        run.last_call = "made" if made else ""
+        if made:
+            run.after_cut = (
+                f"it is stopped if it has not ended {self._ctx.policy.stop.result_wait:g} s "
+            )
+            run.after_cut += "after its last call"
+            self.await_exit(run, at)
+        else:
+            run.cut = None
+        self._ctx.changed(run)
+
+    def end_concluded(self, run: Run, at: float) -> None:
+        """Stop a run that has made its last call."""
+        running = run.status in {Status.STARTING, Status.RUNNING, Status.PAUSED}
+        if running and run.cut is not None:
+            self._stopping.stop_for(run, run.cut, at)
 
 
 def _said(attempt: Attempt) -> tuple[Status, str]:

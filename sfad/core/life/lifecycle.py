@@ -7,6 +7,8 @@ It knows none of the components above it, which say when.
 from collections import Counter
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from ...protocol.event_types import EventType
 from ...protocol.texts.units import counted
 from ...protocol.types import (
@@ -74,7 +76,7 @@ class Lifecycle:
         time = run.limits.get(LimitKind.TIME)
         if time is None or time.over:
             return run.max_time
-        share = 1.0 if time.near else self._ctx.policy.nearing
+        share = 1.0 if time.near else self._ctx.policy.limits.nearing
         return min(time.limit.threshold * share, run.max_time)
 
     def halt_clock(self, run: Run, at: float) -> None:
@@ -133,10 +135,18 @@ class Lifecycle:
             self._ctx.disarm(run, Timer.RETRY)
         self._ctx.changed(run)
 
+    def leave_running(self, run: Run) -> None:
+        """End a run although its program has not ended what it does."""
+        reason = run.ending.reason if run.ending is not None else None
+        if run.ending is not None and reason is not None:
+            said = reason.adding("its program did not end it within the grace: it is left running")
+            run.ending = Ending(run.ending.outcome, replace(said, left_running=True))
+            self._ctx.changed(run)
+
     def cancel_below(self, run: Run, at: float, ending: Ending | None) -> None:
         """Decide the end of all that is below a run. `ending`: how the run itself ends; `None` if
         only its attempt does."""
-        detached = ", or --detach" if self._ctx.policy.allow_detach else ""
+        detached = ", or --detach" if self._ctx.policy.guard.allow_detach else ""
         for each in run.subtree():
             by_itself = each is run and (ending is None or _by_itself(ending))
             ended = ending is not None and ending.outcome is Status.COMPLETED

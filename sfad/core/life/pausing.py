@@ -58,7 +58,7 @@ class Pausing:
         """Freeze a run and everything below it, unless only its calls are held, and halt their
         clocks. `told`: publish that."""
         run.paused = Paused(
-            at + self._ctx.policy.pause_max,
+            at + self._ctx.policy.limits.pause_max,
             suspended,
             no_money,
             frozen=freeze,
@@ -76,7 +76,7 @@ class Pausing:
         self._ctx.changed(run)
         if freeze:
             self._ctx.do(c.Freeze(run.id))
-        self._ctx.arm(run, Timer.PAUSE_MAX, at + self._ctx.policy.pause_max)
+        self._ctx.arm(run, Timer.PAUSE_MAX, at + self._ctx.policy.limits.pause_max)
         if told:
             reason = no_money or (
                 run.shown_reason

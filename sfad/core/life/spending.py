@@ -121,6 +121,24 @@ class Spending:
             run.account.sources["gateway"] = _marked(run, "gateway", seen)
         self._count(run, before)
 
+    def draw(self, run: Run, name: str, used: Use) -> None:
+        """Count what a run has used in all as used, and no longer as reserved under this name. What
+        the reservation holds and the run has not used stays reserved."""
+        before = run.account.own_tree_use()
+        known = run.account.sources.get("report", NOTHING)
+        reservation = run.account.release(name)
+        tokens = (used.tokens or 0) - (known.tokens or 0)
+        cost = (used.cost or 0) - (known.cost or 0)
+        rest = dataclass_replace(
+            reservation,
+            input_tokens=max(0, reservation.input_tokens - tokens),
+            cost=None if reservation.cost is None else max(0, reservation.cost - cost),
+        )
+        run.account.sources["report"] = _marked(run, "report", used)
+        run.account.reserve(name, rest)
+        self._ctx.changed(run)
+        self._count(run, before)
+
     def end_call(self, run: Run, name: str, used: Use, **how: Any) -> None:
         """Replace a call's reservation by what it has used, and have the call recorded. `how`:
         other fields of its `CallInfo`."""

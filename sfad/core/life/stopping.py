@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from signal import SIGTERM
 
 from ...protocol.event_types import EventType
-from ...protocol.types import ErrorCode, Reason, RunId, Status, Survivor
+from ...protocol.types import ErrorCode, Reason, RunId, Status, Survivor, Unreached
 from .. import commands as c
 from .. import events as e
 from ..context import Context, grace_of
@@ -82,9 +82,9 @@ class Stopping:
         """Begin to empty the run's containment. `frozen`: what was paused in it; `None`: no program
         is given time of its own."""
         run.ladder = Ladder(
-            signal=signal, grace_ends_at=at + grace, kill_wait=self._ctx.policy.kill_wait
+            signal=signal, grace_ends_at=at + grace, kill_wait=self._ctx.policy.stop.kill_wait
         )
-        polite = min(self._ctx.policy.polite, grace)
+        polite = min(self._ctx.policy.stop.polite, grace)
         first = self._to_interrupt(run) if polite > 0 and frozen is not None else frozenset()
         if frozen is None or not first:
             self.terminate(run)
@@ -285,18 +285,43 @@ class StopRequests:
         for run in ended:
             self._tell(run, at)
 
+    def unreached(self, run: Run, at: float) -> None:
+        """Tell those who wait for a run that executes elsewhere, or for one above it of which
+        nothing else is alive, that its end cannot be known now."""
+        for each in run.lineage:
+            if each is run or each.waits_for_unreached:
+                found = [
+                    Unreached(
+                        run_id=below.id, node=below.remote.node or "", why=below.remote.unreached
+                    )
+                    for below in each.subtree()
+                    if below.remote is not None and below.remote.unreached
+                ]
+                for ticket in self._waiting_for(each):
+                    ticket.give_up(each.id, found)
+                    self._answer(ticket, at)
+
+    def _waiting_for(self, run: Run) -> list[StopTicket]:
+        return [ticket for ticket in self._tickets if run.id in ticket.pending]
+
     def _tell(self, run: Run, at: float, survivors: Iterable[Survivor] = ()) -> None:
-        for ticket in [ticket for ticket in self._tickets if run.id in ticket.pending]:
+        for ticket in self._waiting_for(run):
             ticket.stop_waiting_for(run.id, survivors)
-            if not ticket.pending:
-                self._tickets.remove(ticket)
-                done = c.StopDone(
-                    tuple(ticket.stopped),
-                    tuple(ticket.survivors),
-                    at - ticket.began_at,
-                    ticket.ended,
-                )
-                self._ctx.reply(ticket.token, done)
+            self._answer(ticket, at)
+
+    def _answer(self, ticket: StopTicket, at: float) -> None:
+        """Answer the request, unless it still waits for a run."""
+        if ticket.pending:
+            return
+        self._tickets.remove(ticket)
+        done = c.StopDone(
+            tuple(ticket.stopped),
+            tuple(ticket.survivors),
+            at - ticket.began_at,
+            ticket.ended,
+            tuple(ticket.unreached),
+        )
+        self._ctx.reply(ticket.token, done)
 
     def tickets(self) -> tuple[StopTicket, ...]:
         return tuple(self._tickets)
@@ -315,9 +340,9 @@ class StopRequests:
             self._stopping.stop_or_hasten(root, ev.at, reason, grace=grace)
 
     def client_gone(self, ev: e.ClientGone) -> None:
-        message = "its foreground client went away (start it with --keep to let it go on)"
-        reason = Reason(kind=ReasonKind.CLIENT, message=message)
         for run in [run for run in self._ctx.tree if run.tied_to == ev.client]:
+            words = _client_gone(run, "went away")
+            reason = Reason(kind=ReasonKind.CLIENT, message=words)
             self._stopping.stop_or_hasten(run, ev.at, reason)
 
     def client_back(self, run: Run, ev: e.ClientBack) -> None:
@@ -338,8 +363,13 @@ class StopRequests:
             self._ctx.disarm(run, Timer.RECONNECT)
 
     def reconnect_due(self, run: Run, at: float) -> None:
-        message = (
-            f"its foreground client did not come back within {RECONNECT:g} s of the daemon's "
-            "restart (start it with --keep to let it go on)"
-        )
-        self._stopping.stop_or_hasten(run, at, Reason(kind=ReasonKind.CLIENT, message=message))
+        how = f"did not come back within {RECONNECT:g} s of the daemon's restart"
+        reason = Reason(kind=ReasonKind.CLIENT, message=_client_gone(run, how))
+        self._stopping.stop_or_hasten(run, at, reason)
+
+
+def _client_gone(run: Run, how: str) -> str:
+    """Return why a run ends that was tied to a client."""
+    if run.asked.in_program:
+        return f"its program {how} without ending it"
+    return f"its foreground client {how} (start it with --keep to let it go on)"

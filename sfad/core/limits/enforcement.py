@@ -74,6 +74,7 @@ _AFTER_A_CUT = {
     Action.PAUSE: "the next call pauses the run",
     Action.REQUEST_INCREASE: "the next call waits for approval",
     Action.REFUSE: "the next call is refused",
+    Action.CONCLUDE: "the next call is the last one",
 }
 
 
@@ -136,7 +137,9 @@ class LimitHolds:
         freeze: bool = True,
     ) -> None:
         asks = active.action is Action.REQUEST_INCREASE
-        wait = self._ctx.policy.approval_timeout if asks else self._ctx.policy.pause_max
+        wait = (
+            self._ctx.policy.limits.approval_timeout if asks else self._ctx.policy.limits.pause_max
+        )
         if run.limit_hold is None and run.paused is not None and not run.resumes_itself:
             run.paused.by_hand = active.limit.kind is LimitKind.PLAN and not run.paused.suspended
         if run.limit_hold is None or asks:
@@ -168,7 +171,7 @@ class LimitHolds:
     def approval_due(self, run: Run, at: float) -> None:
         active = run.held_by
         if active is not None and active.action is Action.REQUEST_INCREASE:
-            seconds = self._ctx.policy.approval_timeout
+            seconds = self._ctx.policy.limits.approval_timeout
             self.end_held(
                 run,
                 active,
@@ -179,7 +182,7 @@ class LimitHolds:
     def pause_due(self, run: Run, at: float) -> None:
         """End a run that was not resumed in time. A run that only a purse, a subscription or its
         `plan` limit pauses waits for that, maybe until next month."""
-        paused, active, seconds = run.paused, run.held_by, self._ctx.policy.pause_max
+        paused, active, seconds = run.paused, run.held_by, self._ctx.policy.limits.pause_max
         if paused is None:
             return
         why = f"it was paused for {seconds:g} s (limits.pause_max)"
@@ -199,10 +202,10 @@ class LimitHolds:
         starts again."""
         policy, paused, hold, active = self._ctx.policy, run.paused, run.limit_hold, run.held_by
         if paused is not None:
-            paused.until = at + policy.pause_max if paused.until is None else paused.until
+            paused.until = at + policy.limits.pause_max if paused.until is None else paused.until
             self._ctx.arm(run, Timer.PAUSE_MAX, paused.until)
         if hold is not None and active is not None and active.action is Action.REQUEST_INCREASE:
-            hold.until = at + policy.approval_timeout if hold.until is None else hold.until
+            hold.until = at + policy.limits.approval_timeout if hold.until is None else hold.until
             self._ctx.arm(run, Timer.APPROVAL, hold.until)
 
 
@@ -225,6 +228,7 @@ def _exceeded(run: Run, active: ActiveLimit, at: float, refused: float = 0) -> C
 
 STRENGTH = (
     Action.TERMINATE,
+    Action.CONCLUDE,
     Action.REFUSE,
     Action.CONTINUE,
     Action.REQUEST_INCREASE,
@@ -233,8 +237,8 @@ STRENGTH = (
 )
 """The strongest action first."""
 
-_ENDING = (Action.TERMINATE, Action.REFUSE)
-"""What was used cannot be refused any more."""
+_ENDING = (Action.TERMINATE, Action.CONCLUDE, Action.REFUSE)
+"""What was used cannot be refused any more, and no call is to be made after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +277,9 @@ class LimitEnforcement:
                 return  # and everything below it ends with it
             self._act_on(
                 limited,
-                list(all_crossings(limited.limits, limited.account, self._ctx.policy.nearing)),
+                list(
+                    all_crossings(limited.limits, limited.account, self._ctx.policy.limits.nearing)
+                ),
                 at,
             )
             if limited.limit_hold is not None:
@@ -290,7 +296,7 @@ class LimitEnforcement:
 
     def limits_changed(self, run: Run, kinds: set[LimitKind], at: float) -> None:
         """Compare the run's use with its changed limits, and its clock with its changed time."""
-        nearing = self._ctx.policy.nearing
+        nearing = self._ctx.policy.limits.nearing
         found = list(all_crossings(run.limits, run.account, nearing))
         if LimitKind.TIME in kinds:
             found += crossings(run.limits[LimitKind.TIME], run.clock.elapsed(at), nearing)
@@ -368,6 +374,21 @@ class LimitEnforcement:
             active.refused = True
             self._publish_crossing(limited, refused, more)
             self._ctx.changed(limited)
+
+    def concluded(
+        self, run: Run, limited: Run, active: ActiveLimit, more: float, at: float
+    ) -> None:
+        """Note that a run makes its last call, because of a limit of its own or of a run above it:
+        it cannot be completed any more. `more`: what a usual call would have taken."""
+        crossing = _exceeded(limited, active, at, more)
+        kept = bare(active.limit.kind, active.kept_back(self._ctx.policy.limits.conclude_reserve))
+        words = f"{words_of(limited, crossing, more)}; its last call had {kept} that was kept back"
+        if not active.refused:
+            active.refused = True
+            self._publish_crossing(limited, crossing, more)
+            self._ctx.changed(limited)
+        reason = reason_of(limited, crossing, at, words, refused=more)
+        self.cannot_complete([run], reason, "it makes its last call")
 
     def reply_cut(
         self, run: Run, limited: Run, active: ActiveLimit, tokens: int, at: float
@@ -454,7 +475,9 @@ class LimitEnforcement:
         used = max(mark, run.clock.elapsed(at))
         self._act_on(
             run,
-            list(crossings(time, used, self._ctx.policy.nearing)) if time is not None else [],
+            list(crossings(time, used, self._ctx.policy.limits.nearing))
+            if time is not None
+            else [],
             at,
         )
         if used >= run.max_time and run.status is not Status.STOPPING and not run.status.terminal:

@@ -149,7 +149,7 @@ class LimitRequests:
         if limit.kind is LimitKind.TIME and peer.run is None:
             # it was checked against the range that is configured now, so the range of its admission
             # must not end the run sooner
-            run.max_time = self._ctx.policy.max_time
+            run.max_time = self._ctx.policy.limits.max_time
 
     def limit_requested(self, run: Run, ev: e.LimitRequested) -> None:
         if not self._may_change(ev, run):

@@ -39,7 +39,7 @@ class Unadmitted:
     _stopping: Stopping
 
     def agent_seen(self, run: Run, ev: e.AgentSeen) -> None:
-        policy, process = self._ctx.policy.unadmitted, ev.process
+        policy, process = self._ctx.policy.guard.unadmitted, ev.process
         if policy == "off" or run.status is Status.STOPPING or _asked_for(run, process):
             return
         # also of one that an earlier daemon has counted

@@ -35,31 +35,30 @@ class Access:
     """The verbs that use it, for a message; itself where this is empty."""
     scope: Literal["one", "many", "none"] = "one"
     """Whether it is about one run, or several, in the caller's scope. `none`: about no run."""
+    checked_later: bool = False
+    """What answers it, or the core, checks that the peer may use it. Only of verbs of features."""
 
 
 _ONE = Access()
 _MANY = Access(scope="many")
 _NO_RUN = Access(scope="none")
 _FOR_PEOPLE = Access(inside=False, narrowed_by=None)
-_FOR_GATEWAY = Access("gateway", inside=False, narrowed_by=None)
 
 TABLE: Mapping[str, Access] = MappingProxyType({
-    "admit_call": _FOR_GATEWAY,
     "agents": _NO_RUN,
     "approve": _FOR_PEOPLE,
     "calls": _ONE,
     # it tells of keys' places, and of other users' budgets
     "config": Access("admin", scope="none"),
     "deny": _FOR_PEOPLE,
-    "end_call": _FOR_GATEWAY,
     "events": _MANY,
     "hello": Access(narrowed_by=None, scope="none"),
     "info": _ONE,
+    "keys": _ONE,
     "limit": _ONE,
     "list": _MANY,
     "logs": _ONE,
     "pause": _ONE,
-    "find_caller": Access("gateway", inside=False, narrowed_by=None, scope="none"),
     "plans": _MANY,
     "prune": Access(inside=False, narrowed_by=None, scope="many"),
     "read_output": Access(narrowed_by="logs", said="'logs'"),
@@ -69,41 +68,28 @@ TABLE: Mapping[str, Access] = MappingProxyType({
     "reserve": _ONE,
     "result": _ONE,
     "resume": _ONE,
-    "see_plan": _FOR_GATEWAY,
     # it asks for the verb that it selects runs for
     "select": Access(narrowed_by=None, scope="many"),
     "send": _ONE,
-    "serve_gateway": Access("gateway", inside=False, narrowed_by=None, scope="none"),
-    "session_rights": Access(narrowed_by=None, scope="none"),
     "settle": _ONE,
     "signal": _ONE,
-    "silent_call": _FOR_GATEWAY,
     "spawn": Access(leaf=False, scope="none"),
-    "start_session": Access(leaf=False, narrowed_by="spawn", scope="none"),
     "status": _MANY,
     "stop": _MANY,
     "summary": _MANY,
     "text": Access(narrowed_by="logs", said="'logs'"),
     "transcript": Access(narrowed_by="logs", said="'session log'"),
-    "unasked_request": _FOR_GATEWAY,
-    "refused_egress": _FOR_GATEWAY,
     "wait": _ONE,
     "watch": _ONE,
     "watch_runs": Access(narrowed_by="list", scope="many"),
-    "withdraw_call": _FOR_GATEWAY,
 })  # fmt: skip
 """By the tag of the request, but for the requests of features: see `AccessRules.features`."""
 
 VERBS = frozenset(verb for verb, access in TABLE.items() if access.narrowed_by == "")
 """What `--allow` and `--deny` can name."""
 
-OUTSIDE = frozenset(
-    verb for verb, access in TABLE.items() if not access.inside and access.outside != "gateway"
-)
+OUTSIDE = frozenset(verb for verb, access in TABLE.items() if not access.inside)
 """Verbs that no run may use."""
-
-GATEWAY = frozenset(verb for verb, access in TABLE.items() if access.outside == "gateway")
-"""Verbs of the daemon's own gateway."""
 
 
 class Peer(Struct, frozen=True):
@@ -276,7 +262,7 @@ def _why_refused_inside(
 
 def why_sessions_refused(peer: Peer, permissions: Permissions, rules: AccessRules) -> str | None:
     """Return why the peer may neither start sessions nor stop them, or `None`."""
-    refused = why_verb_refused(peer, "start_session", permissions, rules)
+    refused = why_verb_refused(peer, "spawn", permissions, rules)
     if refused is None and peer.run is not None and not permissions.sessions:
         return (
             f"run {peer.run} is a subagent: sessions are for the main agent, "

@@ -239,6 +239,8 @@ class OpenReservation:
     """`cost` is at the price of another model."""
     gateway_uid: int | None = None
     """The user whose gateway has asked for it; `None`: the service's own, or no gateway."""
+    last: bool = False
+    """It is for the last call of its run."""
 
     @property
     def amounts(self) -> dict[LimitKind, int]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from ...protocol.types import RunId
+from .account import NOTHING, Use
 
 DRIFT = 1.01
 """How much faster one machine's clock may run than another's. Crystals differ by 0.0001, and
@@ -45,6 +46,10 @@ class Remote(Struct):
     """The node that it was lost with: its next attempt begins on another one."""
     refunded: bool = False
     """How much it has used is known, and the rest was given back."""
+    used_before: Use = NOTHING
+    """What its earlier attempts on other nodes are known to have used."""
+    unreached: str = ""
+    """Since when its node does not answer, and what follows, in words; empty if it answers."""
 
     def over_at(self, grace: float) -> float | None:
         """Return when its node has surely stopped it if nothing more is heard; `None`: never."""

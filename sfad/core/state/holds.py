@@ -108,7 +108,8 @@ def _first(run: Run, slots: Slots) -> tuple[str, str] | None:
     if remote.node is None:
         return "placing", remote.waits or "it is being placed"
     if not remote.id and run.status is Status.STARTING:
-        return "lease", f"node {remote.node} has not taken it yet"
+        why = f": {remote.unreached}" if remote.unreached else ""
+        return "lease", f"node {remote.node} has not taken it yet{why}"
     return None
 
 

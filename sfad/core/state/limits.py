@@ -48,6 +48,7 @@ of a run that hangs."""
 
 _ONLY_OF: Mapping[Action, Collection[LimitKind]] = {
     Action.REFUSE: METERED_KINDS,
+    Action.CONCLUDE: (LimitKind.COST, LimitKind.TOKENS, LimitKind.TURNS),
     Action.CONTINUE: (LimitKind.SILENCE,),
 }
 """Actions that only some kinds can have: what is reserved before it is used can be refused; after
@@ -129,6 +130,13 @@ class ActiveLimit(Struct, omit_defaults=True, gc=False):
         """As the core counts it: of money in nano-dollars."""
         limit = self.limit
         return to_core(limit.kind, limit.threshold) if limit.kind in COSTS else limit.threshold
+
+    def kept_back(self, share: float) -> float:
+        """Return what of its threshold is kept for the last call. `share`: of money and tokens; of
+        turns it is one."""
+        if self.action is not Action.CONCLUDE:
+            return 0.0
+        return 1.0 if self.limit.kind is LimitKind.TURNS else share * self.threshold
 
     def above(self, used: float) -> bool:
         """Return whether `used` is a breach: more than the threshold, or for time as much."""
@@ -312,6 +320,11 @@ def check_range(limit: Limit, policy: Policy) -> None:
             f"the limit '{limit.kind}' cannot refuse ({limit.source}): only what is reserved "
             f"before it is used can be refused, which is {', '.join(sorted(METERED_KINDS))}"
         )
+    if limit.action is not None and not takes(limit.kind, limit.action):
+        raise Invalid(
+            f"the limit '{limit.kind}' cannot conclude ({limit.source}): only what the gateway "
+            f"bounds before each call can, which is {', '.join(_ONLY_OF[limit.action])}"
+        )
     # false for a NaN, too
     within = spec.least <= threshold < inf and (most is None or threshold <= most)
     if not within or (threshold != int(threshold) and spec.whole):
@@ -322,7 +335,7 @@ def most_of(kind: LimitKind, policy: Policy) -> float | None:
     key = KINDS[kind].most
     if KINDS[kind].unit == "%":
         return 100.0
-    most: float | None = getattr(policy, key) if key else None
+    most: float | None = getattr(policy.limits, key) if key else None
     return most
 
 

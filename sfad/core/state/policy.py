@@ -26,8 +26,6 @@ MAX_LABELS = 64
 of a query of the ledger."""
 
 
-DEFAULT_DEPTH = Bound(value=5, source="default")
-DEFAULT_DESCENDANTS = Bound(value=64, source="default")
 DEFAULT_LIMITS = {
     kind: Limit(
         kind=kind,
@@ -40,8 +38,9 @@ DEFAULT_LIMITS = {
 """The limits of a run where neither its request nor the config sets any."""
 
 
-DURATION = {"unit": "duration"}
-"""Marks a number of the config that may be written with a unit of time; see `config_values`."""
+DURATION, SIZE, COUNT = {"unit": "duration"}, {"unit": "size"}, {"unit": "count"}
+"""Mark numbers of the config that may be written with a unit; see `config_values`."""
+NAMES = {"unit": "names"}
 
 
 Learnt = Callable[[int, str | None, str | None], Iterable[Limit]]
@@ -54,36 +53,96 @@ class Invalid(Exception):
     do."""
 
 
-@dataclass(frozen=True, slots=True)
-class SessionPolicy:
-    """`[sessions]` of the config, with times in seconds."""
+# ---- Sections of the config
+
+
+class GuardConfig(Struct, frozen=True, kw_only=True):
+    max_depth: Annotated[int, Meta(ge=1, le=1000)] = 5
+    max_descendants: Annotated[int, Meta(ge=1, le=1_000_000)] = 64
+    depth_ceiling: Annotated[int, Meta(ge=1, le=1000)] = 32
+    descendants_ceiling: Annotated[int, Meta(ge=1, le=1_000_000)] = 1024
+    allow_detach: bool = False
+    unadmitted: Literal["warn", "terminate", "off"] = "warn"
+    """What follows if an agent program is started within a run without asking the daemon."""
+    unnamed: Literal["child", "loop"] = "child"
+    """What a program is that an automatic shim starts below a run of the same program: no one gave
+    it a name."""
+    agent_programs: tuple[
+        Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$", extra=NAMES)], ...
+    ] = ()
+    """Agent programs beside the built-in ones, by the names that they have for the guard."""
+
+
+class LimitsConfig(Struct, frozen=True, kw_only=True):
+    """The largest limits that can be asked for, and what follows near and beyond limits."""
+
+    max_time: Annotated[float, Meta(ge=1, le=31 * 86400, extra=DURATION)] = 3600.0
+    max_turns: Annotated[int, Meta(ge=1, le=1_000_000)] = 100
+    max_cost: Annotated[float, Meta(ge=0.01, le=1_000_000)] = 100.0
+    max_output: Annotated[int, Meta(ge=64 * 1024, extra=SIZE)] = 1024**3
+    nearing: Annotated[float, Meta(gt=0, lt=1)] = 0.8
+    """The share of a threshold at which `limit_nearing` is published."""
+    conclude_reserve: Annotated[float, Meta(gt=0, lt=1)] = 0.1
+    """The share of a limit of cost or tokens whose action is `conclude` which is kept for the last
+    call."""
+    repeats: Annotated[int, Meta(ge=2, le=1_000_000)] = 10
+    """Equal tool calls in a row after which `run_repeating` is published."""
+    pause_max: Annotated[float, Meta(ge=1, le=31 * 86400, extra=DURATION)] = 86400.0
+    approval_timeout: Annotated[float, Meta(ge=1, le=31 * 86400, extra=DURATION)] = 600.0
+
+
+class StopConfig(Struct, frozen=True, kw_only=True):
+    grace: Annotated[float, Meta(ge=0, le=60, extra=DURATION)] = 5.0
+    polite: Annotated[float, Meta(ge=0, le=60, extra=DURATION)] = 1.0
+    """The part of the grace that the main processes of `Policy.interrupted` have for themselves."""
+    kill_wait: Annotated[float, Meta(ge=0.1, le=600, extra=DURATION)] = 10.0
+    result_wait: Annotated[float, Meta(ge=0, le=3600, extra=DURATION)] = 30.0
+    """How long an agent may stay after it has printed its final result."""
+
+
+class QuotasConfig(Struct, frozen=True, kw_only=True):
+    trees_per_user: Annotated[int, Meta(ge=1, le=100_000)] = 32
+    trees: Annotated[int, Meta(ge=1, le=100_000)] = 64
+    queued_per_user: Annotated[int, Meta(ge=0, le=100_000)] = 1000
+    """Trees of one user that may wait: for a slot, or for other runs."""
+    spawns_per_hour: Annotated[int, Meta(ge=1, le=1_000_000)] = 600
+
+
+class AttemptsConfig(Struct, frozen=True, kw_only=True):
+    delay: Annotated[float, Meta(ge=0, le=3600, extra=DURATION)] = 1.0
+    delay_max: Annotated[float, Meta(ge=0, le=86400, extra=DURATION)] = 60.0
+
+
+class SpawnRateLimit(Struct, frozen=True, kw_only=True):
+    max_requests: Annotated[int, Meta(ge=1, le=100_000)] = 10
+    window_seconds: Annotated[float, Meta(ge=1, le=31 * 86400)] = 3600.0
+
+
+class SessionsConfig(Struct, frozen=True, kw_only=True):
+    """Terms of sessions."""
 
     enabled: bool = True
-    default_time: float = 300.0
-    max_time: float = 600.0
-    per_user: int = 3
-    """Sessions at once, of a user and of the daemon."""
-    total: int = 10
-    max_turns: int = 25
-    default_tokens: int = 50_000
-    max_tokens: int = 200_000
-    starts: int = 10
-    """So many starts of a user within `window` seconds."""
-    window: float = 3600.0
-
-
-class CallBounds(Struct, frozen=True, kw_only=True):
-    """How many model calls a run, or a user, may make. `None`: any number."""
-
-    calls_per_minute: Annotated[int, Meta(ge=1, le=100_000)] | None = None
-    concurrent_calls: Annotated[int, Meta(ge=1, le=100_000)] | None = None
+    default_timeout_minutes: Annotated[float, Meta(gt=0)] = 5.0
+    max_timeout_minutes: Annotated[float, Meta(gt=0)] = 10.0
+    max_concurrent_per_user: Annotated[int, Meta(ge=1, le=10_000)] = 3
+    max_concurrent_global: Annotated[int, Meta(ge=1, le=10_000)] = 10
+    archive_ttl_minutes: Annotated[float, Meta(ge=1, le=3650 * 1440)] = 60.0
+    max_tool_calls_per_run: Annotated[int, Meta(ge=1, le=1_000_000)] = 25
+    default_token_budget: Annotated[int, Meta(ge=1, extra=COUNT)] = 50_000
+    max_token_budget: Annotated[int, Meta(ge=1, extra=COUNT)] = 200_000
+    cleanup_interval_seconds: Annotated[float, Meta(ge=1, le=31 * 86400)] = 60.0
+    spawn_rate_limit: SpawnRateLimit = SpawnRateLimit()
 
     @property
-    def any(self) -> bool:
-        return self.calls_per_minute is not None or self.concurrent_calls is not None
+    def default_time(self) -> float:
+        return self.default_timeout_minutes * 60
+
+    @property
+    def max_time(self) -> float:
+        return self.max_timeout_minutes * 60
 
 
-NO_BOUNDS = CallBounds()
+# ---- What the core decides by
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,74 +150,49 @@ class Policy:
     """Times are in seconds. The defaults are those of the config (docs/configuration.md)."""
 
     enabled: bool = True
-    max_depth: Bound = DEFAULT_DEPTH
-    max_descendants: Bound = DEFAULT_DESCENDANTS
-    depth_ceiling: int = 32
-    descendants_ceiling: int = 1024
-    allow_detach: bool = False
-    unadmitted: Literal["warn", "terminate", "off"] = "warn"
-    """What follows if an agent program is started within a run without asking."""
+    guard: GuardConfig = field(default_factory=GuardConfig)
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
+    stop: StopConfig = field(default_factory=StopConfig)
+    quotas: QuotasConfig = field(default_factory=QuotasConfig)
+    attempts: AttemptsConfig = field(default_factory=AttemptsConfig)
+    sessions: SessionsConfig = field(default_factory=SessionsConfig)
     bypass: Literal["auto", "warn", "terminate"] = "auto"
     """What follows if a run calls its model around the gateway; `auto`: `terminate` where a person
     has set a limit of money."""
-    unnamed: Literal["child", "loop"] = "child"
-    """What a run that no one named is below a run of the same program."""
     defaults: Mapping[LimitKind, Limit] = field(default_factory=lambda: DEFAULT_LIMITS)
     """In the order of `LimitKind`."""
     program_profile: bool = True
     """Whether a known agent program gets the profile `coding-agent` where its run names none."""
     learnt: Mapping[str, Learnt] = field(default_factory=dict)
     """What features have learnt since the config was read, by their names."""
-    max_time: float = 3600.0
-    """The longest time of a run, whatever its limits' actions."""
-    max_turns: int = 100
-    max_cost: float = 100.0
-    """USD. The largest limits of turns and of each cost that can be asked for."""
-    max_output: int = 1024**3
-    """Bytes. The largest limit of output that can be asked for."""
-    nearing: float = 0.8
-    """The share of a threshold at which `limit_nearing` is published."""
     watches_clocks: bool = False
-    """Features look at runs whose time is at another share of its limit than `nearing`."""
-    repeats: int = 10
-    """Equal tool calls in a row after which `run_repeating` is published."""
-    pause_max: float = 86400.0
-    approval_timeout: float = 600.0
-    call_wait: float = 60.0
-    """How long a model call waits for others."""
-    models: tuple[str, ...] = ()
-    """Patterns of models that may be called; all, where there is none."""
-    calls_per_run: CallBounds = NO_BOUNDS
-    calls_per_user: CallBounds = NO_BOUNDS
-    result_wait: float = 30.0
-    """How long an agent may stay after it has printed its final result."""
-    grace: float = 5.0
-    polite: float = 1.0
-    """The part of the grace that the main processes of `interrupted` programs have for
-    themselves."""
+    """Features look at runs whose time is at another share of its limit than `limits.nearing`."""
     interrupted: frozenset[str] = frozenset(
         name for name, program in KNOWN_PROGRAMS.items() if program.interrupted
     )
     """Programs (`naming.program_name`) whose main process gets SIGINT alone before their run is
     signalled."""
-    kill_wait: float = 10.0
-    trees_per_user: int = 32
-    trees: int = 64
-    queued_per_user: int = 1000
-    """Trees of one user that may wait for a slot."""
-    spawns_per_hour: int = 600
     groups: Mapping[str, int] = field(default_factory=dict)
     """How many trees a user may have at once in each group."""
-    sessions: SessionPolicy = SessionPolicy()
     access: AccessRules = OPERATOR_ONLY
-    retry_delay: float = 1.0
-    retry_delay_max: float = 60.0
     sections: Mapping[str, object] = field(default_factory=dict)
     """The sections of the config that features have declared, by their keys."""
     files: Mapping[str, str] = field(default_factory=dict)
     """The file that sets a config key, by the key."""
     file: str = "the config"
     """Where a key that no file sets would be set."""
+    max_depth: Bound = field(init=False)
+    max_descendants: Bound = field(init=False)
+    """Those of the guard, with what sets them."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_depth", "max_descendants"):
+            bound = Bound(value=getattr(self.guard, name), source=self.origin(f"guard.{name}"))
+            object.__setattr__(self, name, bound)
+
+    def origin(self, key: str) -> str:
+        """Return the key with the file that sets it; `default` if none does."""
+        return f"{key} in {self.files[key]}" if key in self.files else "default"
 
     def section(self, key: str, kind: type[T]) -> T:
         """Return a section of the config that a feature has declared."""

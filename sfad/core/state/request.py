@@ -177,6 +177,8 @@ class Asked(Struct, frozen=True, omit_defaults=True):
     """It executes on another node, or on this one if that is chosen."""
     grant: Grant | None = None
     """Another node has started it, and this is what it may use."""
+    in_program: bool = False
+    """It has no process of its own: a program carries it out."""
     prints_in: RunId | None = None
     """The run above whose stdout holds what it prints, and whose meter reads that; or whose output
     is a part of such a run's."""

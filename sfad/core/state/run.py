@@ -12,6 +12,7 @@ from dataclasses import replace as dataclass_replace
 from functools import lru_cache
 from operator import attrgetter
 from signal import SIGINT
+from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -438,6 +439,8 @@ class State:
     """A run below it has ended that may have used more than is known."""
     queued_at: float | None = None
     """When it began to wait for its start; `None` also after a reboot."""
+    last_call: Literal["", "under_way", "made"] = ""
+    """Of a run that a limit has concluded: what has become of its last call."""
 
     @property
     def attempt(self) -> int:
@@ -667,6 +670,16 @@ class Run(State):
         """Whether the run, or one below it, was offered to another node and has not ended there."""
         return any(
             each.remote is not None and each.remote.node is not None for each in self.subtree()
+        )
+
+    @property
+    def waits_for_unreached(self) -> bool:
+        """Whether nothing of the run is alive here, and what is below it on other nodes does not
+        answer."""
+        emptied = any(above.ladder is not None and above.ladder.emptied for above in self.lineage)
+        return emptied and all(
+            each.remote is None or each.remote.node is None or bool(each.remote.unreached)
+            for each in self.subtree()
         )
 
     @property

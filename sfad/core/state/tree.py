@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from msgspec.structs import replace as replaced
 
-from ...protocol.types import Bound, RunId, Survivor
+from ...protocol.types import Bound, RunId, Survivor, Unreached
 from .limits import NEED_COUNTING, ActiveLimit
 from .run import Birth, Clock, Run, State, Token
 
@@ -153,6 +153,7 @@ class StopTicket:
     survivors: list[Survivor] = field(default_factory=list)
     ended: tuple[RunId, ...] = ()
     """Those of `stopped` that had ended before the request."""
+    unreached: list[Unreached] = field(default_factory=list)
 
     def stop_waiting_for(self, run: RunId, survivors: Iterable[Survivor] = ()) -> None:
         """It has ended, or has survivors; a process may have been told before, of its child run."""
@@ -161,3 +162,8 @@ class StopTicket:
         self.survivors = list({**{each.pid: each for each in self.survivors}, **found}.values())
         if not found:
             self.stopped.append(run)
+
+    def give_up(self, run: RunId, unreached: Iterable[Unreached]) -> None:
+        """Whether it is gone cannot be known now, because of these."""
+        self.pending.discard(run)
+        self.unreached += [each for each in unreached if each not in self.unreached]

@@ -16,7 +16,7 @@ metering ───────────────────────�
 `policy`           what the config says, in the core's terms
 `seam`             where features take part in a daemon
 `status_text`      the line that `systemctl status` shows
-`starting`         prepares requests, step by step, and asks the core for their runs
+`starting`         the way of a request to start a run: steps, checks, what is kept for equal ones
 `launching`        launches the attempts of runs, each with its environment
 `saving`           journal and ledger follow the core; waiting clients are told of ends
 `storage_watch`    watches over the state directory and its disk
@@ -24,7 +24,7 @@ metering ───────────────────────�
                    that have changed
 `keeper`           the node of a fleet that the others ask where something is shared by all
 `own_servers`      sees work that programs hand to servers of their own outside of their runs
-`gateway_routing`  what the commands and environments of runs say of the gateway
+`leading`          how runs are led to their models
 `resources`        what a daemon opens before its loop begins, and what the launcher tells until
                    then
 """

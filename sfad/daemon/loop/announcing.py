@@ -20,6 +20,7 @@ from ...runs.catalogue import KnownRun, RunCatalogue
 from ...runs.live import Watchers
 from ...storage.ledger import Ledger
 from .resources import Resources
+from .status_text import StatusText
 
 # ---- Pushes events to those that follow all of them, once they are on record, or at once while the
 # ledger cannot be written
@@ -83,9 +84,8 @@ class Announcer:
         resources: Resources,
         catalogue: RunCatalogue,
         watchers: Watchers,
-        happened: Callable[[], None],
+        status_text: StatusText,
     ) -> None:
-        """`happened` is called after each event."""
         self._ledger, self._numbers, self._log = (
             resources.ledger,
             resources.spool.numbers,
@@ -96,7 +96,7 @@ class Announcer:
         self._counts = resources.counts
         self._catalogue = catalogue
         self._watchers = watchers
-        self._happened = happened
+        self._status_text = status_text
         self.event_feed = EventFeed(resources.ledger, catalogue.uid)
         self._milestones = EventRate()
         self._reserved = 0
@@ -133,6 +133,7 @@ class Announcer:
         severity: Severity = "medium",
         *,
         by: str | None = None,
+        limit_kind: str | None = None,
     ) -> None:
         """Announce an event of a live run that the core did not decide."""
         live = self._catalogue.live.get(run)
@@ -147,6 +148,7 @@ class Announcer:
                 user=live.run.user,
                 message=message,
                 by=by,
+                limit_kind=limit_kind,
                 channel=live.run.birth.channel,
             )
             self.publish_event(event, live.lineage_ids)
@@ -203,7 +205,8 @@ class Announcer:
             self._log_breach(event, lineage[-1])
         if self.event_feed.followers:
             self.event_feed.published(event, lineage)
-        self._happened()
+        if not self._status_text.is_outdated:
+            self._status_text.outdated()
         return event
 
 

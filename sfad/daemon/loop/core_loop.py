@@ -215,7 +215,7 @@ class CoreLoop:
 
     def _admit(self, run: Run, unsaved: Iterable[Live]) -> None:
         assert run.admit_token is not None
-        pending = self.requests.take_admitted(run.admit_token)
+        pending = self.requests.spawns.pop(run.admit_token)
         live = pending.live(run, self.resources.launcher)
         self.catalogue.add(live)
         if live.stdin is not None:
@@ -227,7 +227,9 @@ class CoreLoop:
         self.saver.admit(live, unsaved)
 
     def _refuse(self, run: Run) -> None:
-        self.saver.refuse(self.requests.refused(run, self.resources.launcher))
+        assert run.admit_token is not None
+        pending = self.requests.spawns[run.admit_token]
+        self.saver.refuse(pending.live(run, self.resources.launcher, refused=True))
 
     def _retire(self, run: Run) -> None:
         if run.asked.session is not None:

@@ -19,8 +19,9 @@ from ...protocol.types import RunId
 from ...usage.metering import Metering
 from ...usage.pricing import PRICES_WAIT
 from ...usage.sessions import LAST_LOOK_WAIT
-from ..gateway.connection_watch import ConnectionWatch
+from .leading import Leading
 from .own_servers import ServerWatch
+from .seam import Parts
 
 ENDS_WAIT = PRICES_WAIT + LAST_LOOK_WAIT
 """Seconds that a re-execution waits at most for pending ends. An end that is fed sooner stays
@@ -55,8 +56,9 @@ class LauncherEvents:
     background: Background
     feed: e.Feed
     commands: ContainedCommands
-    bypass_watch: ConnectionWatch
+    leading: Leading
     server_watch: ServerWatch
+    parts: Parts
     _pending: dict[RunId, _PendingTree] = field(default_factory=dict)
     """By root."""
     _settled: trio.lowlevel.ParkingLot = field(default_factory=trio.lowlevel.ParkingLot)
@@ -71,9 +73,9 @@ class LauncherEvents:
             case e.LaunchSucceeded(run=run_id) if (run := self.tree.get(run_id)) is not None:
                 self.pidfds.keep(run, event.pid)
                 self.feed(event)
-                self.bypass_watch.run_began(run_id)
+                self.leading.launched(run_id)
             case e.AgentSeen():
-                self.bypass_watch.agent_seen(event.run, event.process)
+                self.leading.agent_seen(event.run, event.process)
                 self.metering.agent_seen(event.run, event.process)
                 self.feed(event)
                 self.server_watch.agent_seen(event.run, event.process)
@@ -106,7 +108,8 @@ class LauncherEvents:
         """Feed that a run or its main process has ended, now or later."""
         root = run.root.id
         if root not in self._pending:
-            if not self.metering.may_wait(run) and not _calls(run):
+            may_wait = self.metering.may_wait(run) or _calls(run)
+            if not (may_wait or (self.parts.empties and self._has_more(run))):
                 self._feed_now(event)
                 return
             self._pending[root] = _PendingTree(
@@ -114,6 +117,9 @@ class LauncherEvents:
             )
             self.background.start_soon(self._feed_later, root)
         self._pending[root].events.append(event)
+
+    def _has_more(self, run: Run) -> bool:
+        return any(each(run) is not None for each in self.parts.empties)
 
     def _fired(self, event: e.TimerFired) -> None:
         """Feed that a timer has fired. A run with a pending end must not exceed its time."""
@@ -135,6 +141,11 @@ class LauncherEvents:
         with trio.move_on_after(CALLS_WAIT):
             while _calls(run):
                 await self._settled.park()
+
+    async def _emptied(self, run: Run) -> None:
+        for each in self.parts.empties:
+            if (wait := each(run)) is not None:
+                await wait()
 
     def feed_all(self) -> None:
         for pending in list(self._pending.values()):
@@ -161,6 +172,7 @@ class LauncherEvents:
                             isinstance(first, e.MainExited) and first.empty
                         ):
                             await self._calls_settled(run)
+                            await self._emptied(run)
                     if pending.events:  # else `feed_all` was called in the meantime
                         self._feed_now(pending.events.popleft())
         finally:  # a run ends even if its use cannot be learned

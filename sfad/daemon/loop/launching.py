@@ -18,7 +18,7 @@ from ...core.state.vocabulary import Timer
 from ...features.listed import FEATURES
 from ...host.clock import wall_clock
 from ...host.faults import crash_point
-from ...host.linux.descriptors import Descriptors, Need
+from ...host.linux.descriptors import Descriptors
 from ...host.probe import no_inodes
 from ...processes.launcher import LaunchRecord, LaunchSpec
 from ...protocol.known import TIME_SAID
@@ -26,23 +26,12 @@ from ...protocol.types import RunId
 from ...runs.catalogue import RunCatalogue
 from ...runs.live import Live, bounds_of
 from ...usage.metering import Metering
-from ..gateway.gateways import Gateways, with_token
+from .leading import Leading
 from .resources import Resources
 from .seam import Launch, Parts
 
-LAUNCH = 8
-"""Descriptors that a launch takes for some milliseconds: files for the output, pipes of the
-trampoline, the way into the containment, a pidfd."""
-
 Arm = Callable[[RunId, Timer, float], None]
 """Run, timer, time."""
-
-
-def check_descriptors(descriptors: Descriptors) -> None:
-    """Raise `OSError` where too few descriptors are left for a launch."""
-    refusal = descriptors.refusal(Need.RUN, LAUNCH)
-    if refusal is not None:
-        raise OSError(refusal)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,37 +44,42 @@ class Launching:
     descriptors: Descriptors
     feed: e.Feed
     arm: Arm
-    gateways: Gateways
+    leading: Leading
     parts: Parts
 
     def launch(self, run: Run) -> None:
         """Launch an attempt, or feed `LaunchFailed`."""
-        live = self.catalogue.live[run.id]
-        opened: list[int] = []
+        live, resources = self.catalogue.live[run.id], self.resources
+        if run.asked.in_program:
+            self.metering.begin_attempt(live)
+            self.parts.carry_out(live)
+            resources.spool.spawns.launched(run)
+            return
         if live.credentials is None and run.birth.uid != 0 and os.geteuid() == 0:
             self._fail(
                 run, errno.EPERM, f"what user {run.birth.user} may do is not known", "launch"
             )
             return
         try:
+            # it may have waited since it was admitted, or be one of many
+            self.descriptors.check_launch()
+        except OSError as error:
+            self._fail(run, errno.EMFILE, str(error), "launch")
+            return
+        now, opened = trio.current_time(), list[int]()
+        try:
             try:
-                # it may have waited since it was admitted, or be one of many
-                check_descriptors(self.descriptors)
-            except OSError as error:
-                self._fail(run, errno.EMFILE, str(error), "launch")
-                return
-            try:
-                spec = self._spec(live, opened)
-                self.metering.begin_attempt(live, opened)
+                spec = self._spec(live, now, opened)
+                self.metering.begin_attempt(live, opened[:2])  # files of the output, if any
             except OSError as error:
                 why = f"its output could not be opened: {error}"
-                why += no_inodes(self.resources.output.directory)
+                why += no_inodes(resources.output.directory)
                 self._fail(run, error.errno or 0, why, "output")
                 return
             # where the meter was in an earlier attempt says nothing about this one
-            if run.attempt > 1:
-                self.resources.spool.journal.save([live], self.metering.position)
-            if self.resources.spool.journal.failing:
+            if run.latest.number > 1:
+                resources.spool.journal.save([live], self.metering.position)
+            if resources.spool.values.failing:
                 # the next daemon would take it for queued, and launch it a second time
                 self._fail(
                     run,
@@ -95,21 +89,20 @@ class Launching:
                 )
                 return
             parent = run.parent.id if run.parent is not None else None
-            self.resources.launcher.launch(run.id, parent, spec, partial(self._save_main, live))
+            resources.launcher.launch(run.id, parent, spec, partial(self._save_main, live))
             if live.stdin is not None and run.attempt >= run.asked.retries.attempts:
                 live.stdin.leave_to_run()
             crash_point("launched")
-            self.expect(run)
-            self.resources.spool.spawns.launched(run)
+            self.expect(run, now)
+            resources.spool.spawns.launched(run)
         finally:
             for descriptor in opened:
                 os.close(descriptor)
 
-    def expect(self, run: Run) -> None:
+    def expect(self, run: Run, now: float) -> None:
         """Bound a launch by the time that the run may take. The core arms this timer again when the
         command is executed."""
-        now = trio.current_time()
-        self.arm(run.id, Timer.DEADLINE, now + run.allowed_time - run.clock.elapsed(now))
+        self.arm(run.id, Timer.DEADLINE, now + _left(run, now))
 
     def _fail(self, run: Run, number: int, why: str, kind: Literal["launch", "output"]) -> None:
         self.feed(
@@ -124,26 +117,33 @@ class Launching:
         crash_point("main noted")
         return self.resources.spool.journal.is_saved(live.run.id)
 
-    def _spec(self, live: Live, opened: list[int]) -> LaunchSpec:
-        run = live.run
-        stdin, stdout, stderr = self._stdio(live, opened)
-        left = [r.allowed_time - r.clock.elapsed(trio.current_time()) for r in run.lineage]
-        deadline = wall_clock().timestamp() + min(left)
-        terminal = live.output.stdio == "inherit" and stdin is not None and _is_terminal(stdin)
+    def _spec(self, live: Live, now: float, opened: list[int]) -> LaunchSpec:
+        run, command, attempt = live.run, live.command, live.run.latest
+        stdio = stdin, _, _ = self._stdio(live, opened)
+        left = _left(run, now)
+        if run.ancestors:
+            left = min(left, *[_left(above, now) for above in run.ancestors])
+        deadline = wall_clock().timestamp() + left
+        inherits = live.output.stdio == "inherit"
+        terminal = inherits and stdin is not None and _is_terminal(stdin)
         env = run_environment(live, socket=self.resources.socket, deadline=deadline)
-        given = self.parts.launch(live, Launch(env, terminal))
-        argv, env = self._argv(live), given.env
-        if (token := self.gateways.token(run.id)) is not None:
-            argv, env = with_token(argv, token), with_token(env, token)
+        given = self.parts.launch(live, Launch(env, terminal, stdio))
+        opened += given.opened
+        argv, env = command.argv, given.env
+        if attempt.number > 1 or attempt.resumes:
+            session = run.agent_session if attempt.resumes else None
+            argv = argv_of(command, attempt.number, session, terminal=given.terminal or inherits)
+        argv, env = self.leading.named(run.id, argv, env)
         return LaunchSpec(
             argv=argv,
-            cwd=given.cwd or live.command.cwd,
+            cwd=given.cwd or command.cwd,
             env=env,
-            umask=live.command.umask,
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-            terminal=terminal,
+            umask=command.umask,
+            stdin=given.stdio[0],
+            stdout=given.stdio[1],
+            stderr=given.stdio[2],
+            terminal=given.terminal,
+            alone=given.alone,
             bounds=bounds_of(run),
             stand_ins=given.stand_ins,
             sandbox=given.sandbox,
@@ -151,12 +151,6 @@ class Launching:
             user=live.credentials,
             nonce=live.nonce,
         )
-
-    def _argv(self, live: Live) -> list[bytes]:
-        run = live.run
-        session = run.agent_session if run.latest.resumes else None
-        terminal = live.output.stdio == "inherit"
-        return argv_of(live.command, run.attempt, session, terminal=terminal)
 
     def _stdio(self, live: Live, opened: list[int]) -> tuple[int | None, int | None, int | None]:
         if live.output.stdio == "inherit":
@@ -172,6 +166,11 @@ class Launching:
         owner = None if live.credentials is None else (live.credentials.uid, live.credentials.gid)
         opened += self.resources.output.open_for_run(live.run.id, owner)
         return piped, opened[0], opened[1]
+
+
+def _left(run: Run, now: float) -> float:
+    """Return the seconds that its clock may count yet."""
+    return run.allowed_time - run.clock.elapsed(now)
 
 
 def _is_terminal(descriptor: int) -> bool:
@@ -202,17 +201,14 @@ def run_environment(live: Live, *, socket: str, deadline: float) -> list[bytes]:
     """Return `KEY=VALUE` for execve(2). `deadline` is in Unix seconds. The daemon does not trust
     these variables itself."""
     run, output = live.run, live.output
-    lineage, terms = run.lineage, run.asked.terms
-    above = lineage[:-1]
+    above, terms = run.ancestors, run.asked.terms
     # without the run itself: an agent that looks for its own name in the chain must not find itself
-    chain = (
-        [*run.claimed_chain, *[each.identity[1] for each in above]]
-        if above
-        else (run.claimed_chain)
-    )
+    chain = list(run.claimed_chain)
+    if above:
+        chain += [each.identity[1] for each in above]
     told = {
         "SFA_RUN_ID": run.id,
-        "SFA_ROOT_ID": lineage[0].id,
+        "SFA_ROOT_ID": run.root.id,
         "SFA_PARENT_ID": above[-1].id if above else "",
         # what the loop rule compares: a container passes it back in a claim
         "SFA_NAME": run.identity[1],
@@ -221,7 +217,7 @@ def run_environment(live: Live, *, socket: str, deadline: float) -> list[bytes]:
         "SFA_MAX_DESCENDANTS": str(run.birth.max_descendants.value),
         "SFA_CALL_CHAIN": ",".join(chain),
         "SFA_DEADLINE": f"{deadline:.0f}",
-        "SFA_ATTEMPT": str(run.attempt),
+        "SFA_ATTEMPT": str(run.latest.number),
         "SFA_SOCKET": socket,
     }
     if terms.allowed_tools:
@@ -233,7 +229,7 @@ def run_environment(live: Live, *, socket: str, deadline: float) -> list[bytes]:
     if output.quiet:
         told["SFA_QUIET"] = "1"
     if run.time_said:
-        told[TIME_SAID] = f"{min(each.allowed_time for each in lineage):.15g}"
+        told[TIME_SAID] = f"{min(each.allowed_time for each in run.lineage):.15g}"
     for name, text in live.command.placeholders.items():
         told[f"SFA_{name.upper()}"] = text
     env = [*_kept(tuple(live.command.env))]

@@ -154,7 +154,7 @@ class ServerWatch:
         self._feed(e.HandedOff(trio.current_time(), run, program, what))
 
 
-# ---- Steps of `start.prepare`
+# ---- Steps of `Starting.prepare`
 
 
 def _words_after(argv: Sequence[bytes]) -> tuple[str, list[str]]:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import trio
+from msgspec import Struct
 
 from ...agents.setup_reader import NO_SETUPS
 from ...core import commands as c
@@ -18,33 +19,26 @@ from ...protocol.types import After, RunId, Status
 from ...runs.catalogue import RunCatalogue
 from ...runs.live import ContinuedWith, Live, StdinPipe
 from ...start.prepared import Prepared, Surroundings
-from .launching import check_descriptors
 
 OnAnswer = Callable[[c.Answer], None]
 
 
-@dataclass(slots=True)
-class PendingSpawn:
+class PendingSpawn(Struct, eq=False):
     """A spawn that the core has not decided about. Its descriptors go to the run if it is
     admitted."""
 
     prepared: Prepared
     around: Surroundings
-    descriptors: list[int] = field(default_factory=list)
+    descriptors: list[int] = []
     admitted: Callable[[RunId], object] | None = None
     """Called before the answer if it is yes."""
     stdin: StdinPipe | None = None
     """If the run gets a pipe as its stdin."""
 
-    def live(self, run: Run, launcher: Launcher) -> Live:
-        """Return the run that it has become, which holds the descriptors now."""
-        live = self.refused(run, launcher)
-        live.descriptors, live.stdin = self.descriptors, self.stdin
-        return live
-
-    def refused(self, run: Run, launcher: Launcher) -> Live:
-        """Return the run that it would have become."""
-        p, around = self.prepared, self.around
+    def live(self, run: Run, launcher: Launcher, *, refused: bool = False) -> Live:
+        """Return the run that it has become, which holds the descriptors now; or the `refused` one
+        that it would have become, which holds none."""
+        p, around, now = self.prepared, self.around, wall_clock()
         order, peer = around.order, around.peer
         return Live(
             run,
@@ -52,11 +46,15 @@ class PendingSpawn:
             p.output,
             p.parts,
             launcher,
-            wall_clock(),
+            now,
             p.program,
+            p.session_files,
             order=order if order.placing is not None else None,
             caller=peer.run,
             request_key=order.key,
+            descriptors=[] if refused else self.descriptors,
+            stdin=None if refused else self.stdin,
+            ended_at=now if refused else None,
             credentials=around.user,
             setups=around.setups if run.parent is None else NO_SETUPS,
             for_recall=p.for_recall,
@@ -82,7 +80,9 @@ class PendingRequests:
     last_token: int = 0
     _askers: dict[int, list[OnAnswer]] = field(default_factory=dict)
     """Several, where a client lost its connection and has sent its request again on another."""
-    _spawns: dict[int, PendingSpawn] = field(default_factory=dict)
+    spawns: dict[int, PendingSpawn] = field(default_factory=dict)
+    """Those that the core has not decided about. What takes an admitted one out has its descriptors
+    then."""
 
     def ask(self, asker: OnAnswer, make: Callable[[int, float], e.Event]) -> None:
         """Feed the event that `make(token, now)` returns. `asker` is called once, with the core's
@@ -103,14 +103,14 @@ class PendingRequests:
             self.answer_again(known, asked.tied_to, asker)
             return
         try:
-            check_descriptors(self.descriptors)
+            self.descriptors.check_launch()
             if pending.prepared.output.stdin == "pipe":
                 pending.stdin = StdinPipe.new()
         except OSError:
             pending.close()
             raise
         token = self._token(asker)
-        self._spawns[token] = pending
+        self.spawns[token] = pending
         continued = self.catalogue.info(asked.continues) if asked.continues is not None else None
         by = continued.continued_by if continued is not None else None
         now, grant, after = trio.current_time(), asked.grant, asked.queueing.after
@@ -133,19 +133,8 @@ class PendingRequests:
             run: info.status for run, info in ended if info is not None and info.status.terminal
         }
 
-    def take_admitted(self, token: int) -> PendingSpawn:
-        """Return an admitted spawn, once. Its descriptors are the caller's now."""
-        return self._spawns.pop(token)
-
-    def refused(self, run: Run, launcher: Launcher) -> Live:
-        """Return a refused run, which holds no descriptors."""
-        assert run.admit_token is not None
-        live = self._spawns[run.admit_token].refused(run, launcher)
-        live.ended_at = live.created_at
-        return live
-
     def answer(self, token: int, answer: c.Answer) -> None:
-        unclaimed = self._spawns.pop(token, None)  # a spawn that was not admitted
+        unclaimed = self.spawns.pop(token, None)  # a spawn that was not admitted
         if unclaimed is not None:
             unclaimed.close()
         if isinstance(answer, c.SpawnRefused):

@@ -1,13 +1,24 @@
 """The config in the core's terms."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from ... import config as configuration
 from ...core.state.access import AccessRules
-from ...core.state.policy import Policy, SessionPolicy
+from ...core.state.policy import (
+    AttemptsConfig,
+    GuardConfig,
+    LimitsConfig,
+    Policy,
+    QuotasConfig,
+    SessionsConfig,
+    StopConfig,
+)
 from ...features.listed import FEATURES
 from ...protocol.encoding import tag
 from ...protocol.kinds import DEFAULT_KEYS, KINDS
 from ...protocol.known import CODING_AGENT
-from ...protocol.types import Action, Bound, Limit, LimitKind
+from ...protocol.types import Action, Limit, LimitKind
 
 ACCESS = {
     tag(request): access
@@ -17,9 +28,19 @@ ACCESS = {
 """As `TABLE` of the core, of the verbs of features."""
 
 
+_KEPT: Mapping[str, Any] = {
+    "guard": GuardConfig,
+    "limits": LimitsConfig,
+    "stop": StopConfig,
+    "quotas": QuotasConfig,
+    "attempts": AttemptsConfig,
+    "sessions": SessionsConfig,
+}
+"""Sections that the core decides by, without the keys that features add to them."""
+
+
 def policy_of(loaded: configuration.Loaded, *, everyone: bool) -> Policy:
-    """Return the core's numbers, each bound with the file that set it. `everyone`: the daemon
-    serves each user."""
+    """Return what the core decides by. `everyone`: the daemon serves each user."""
     config = loaded.config
     source = {setting.key: setting.source for setting in loaded.settings}
 
@@ -36,33 +57,13 @@ def policy_of(loaded: configuration.Loaded, *, everyone: bool) -> Policy:
             kind=kind, threshold=float(threshold), action=action, source=origin(f"defaults.{key}")
         )
 
-    # each key of the heart in these sections, but for `agent_programs`, is a field of `Policy`
-    # with the same name
-    numbers = {
-        name: getattr(section, name)
-        for section, kind in (
-            (config.guard, configuration.GuardConfig),
-            (config.limits, configuration.LimitsConfig),
-            (config.stop, configuration.StopConfig),
-            (config.quotas, configuration.QuotasConfig),
-        )
-        for name in kind.__struct_fields__
-    }
-    del numbers["agent_programs"]
-    for key in ("max_depth", "max_descendants"):
-        numbers[key] = Bound(value=numbers[key], source=origin(f"guard.{key}"))
     return Policy(
-        **numbers,
+        **{key: config.section(key, kind) for key, kind in _KEPT.items()},
         watches_clocks=any(share != config.limits.nearing for share in shares(config)),
         enabled=config.enabled,
         defaults={kind: limit for kind in LimitKind if (limit := default(kind)) is not None},
         program_profile=config.defaults.program_profile == CODING_AGENT,
-        call_wait=config.gateway.wait,
-        models=config.gateway.models,
         bypass=config.gateway.bypass,
-        calls_per_run=config.gateway.per_run,
-        calls_per_user=config.gateway.per_user,
-        sessions=_session_policy(config.sessions),
         access=AccessRules(
             all_users=everyone, admin_gid=config.access.admin_group, features=ACCESS
         ),
@@ -70,8 +71,6 @@ def policy_of(loaded: configuration.Loaded, *, everyone: bool) -> Policy:
             name for name, program in config.programs.items() if program.stop == "SIGINT-main"
         ),
         groups={name: group.slots for name, group in config.groups.items()},
-        retry_delay=config.attempts.delay,
-        retry_delay_max=config.attempts.delay_max,
         sections={key: config.section(key, kind) for key, kind, *_ in configuration.SECTIONS},
         files={key: file for key, file in source.items() if file != configuration.BUILT_IN},
         file=str(loaded.strongest or "the config"),
@@ -82,18 +81,3 @@ def shares(config: configuration.Configuration) -> list[float]:
     """Return the shares of a run's limits at which features look at it."""
     keys = [feature.share.split(".") for feature in FEATURES.values() if feature.share]
     return [getattr(getattr(config, section), key) for section, key in keys]
-
-
-def _session_policy(config: configuration.SessionsConfig) -> SessionPolicy:
-    return SessionPolicy(
-        enabled=config.enabled,
-        default_time=config.default_timeout_minutes * 60,
-        max_time=config.max_timeout_minutes * 60,
-        per_user=config.max_concurrent_per_user,
-        total=config.max_concurrent_global,
-        max_turns=config.max_tool_calls_per_run,
-        default_tokens=config.default_token_budget,
-        max_tokens=config.max_token_budget,
-        starts=config.spawn_rate_limit.max_requests,
-        window=config.spawn_rate_limit.window_seconds,
-    )

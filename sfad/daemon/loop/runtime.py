@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,17 +14,14 @@ from msgspec import structs
 
 from ... import config as configuration
 from ...agents.registered import registered
-from ...agents.setup_reader import SetupReader
 from ...core import events as e
 from ...core.life.lifecycle import severity_of_end
 from ...core.machine import Machine
 from ...core.state.quotas import HOUR
-from ...core.state.run import Run
 from ...durable.adoption import Adoption, Rows, StoredPidfds
 from ...durable.handover import HandedRun
 from ...durable.maintenance import Maintenance, MaintenanceJobs, SessionArchive
 from ...features.listed import FEATURES
-from ...gateway.call_journal import Noted
 from ...host import systemd
 from ...host.clock import wall_clock
 from ...host.linux.descriptors import Descriptors
@@ -33,20 +30,18 @@ from ...processes.contained_commands import ContainedCommands
 from ...processes.launcher import RunProcesses
 from ...protocol.event_types import EventType
 from ...protocol.known import AGENTS
-from ...protocol.messages import Change, EndCall
+from ...protocol.messages import Change
 from ...protocol.texts.units import counted
 from ...protocol.types import Event, RunId, RunInfo
 from ...runs.catalogue import CallList, RunCatalogue
 from ...runs.live import Watchers
 from ...runs.showing import holds_at
-from ...usage.metering import Metering, NotedCalls
-from ..gateway.connection_watch import ConnectionWatch
-from ..gateway.gateways import Gateways
+from ...usage.metering import Metering
 from .announcing import Announcer, RunFeed
 from .core_loop import CoreLoop, EventQueue
-from .gateway_routing import GatewaySteps
 from .launcher_events import LauncherEvents
 from .launching import Launching
+from .leading import Leading
 from .own_servers import ServerWatch
 from .pending_requests import PendingRequests
 from .policy import policy_of, shares
@@ -69,7 +64,7 @@ class Succession:
     catalogue: RunCatalogue
     announcer: Announcer
     metering: Metering
-    gateways: Gateways
+    leading: Leading
     parts: Parts
     launching: Launching
     launcher_events: LauncherEvents
@@ -97,52 +92,25 @@ class Succession:
                 self.metering.adopt(one.live, one.meter)
         runs = adoption.event.runs
         ended = [one for one in runs if one.run.pid is None and not one.starting]
-        dead = [gateway for gateway in self.gateways if gateway.pid is None]
-        calls = any(one.run.account.reserved_by_gateway for one in (runs if dead else ended))
+        may_have_calls = runs if self.leading.has_gone() else ended
+        calls = any(one.run.account.reserved_by_gateway for one in may_have_calls)
         learnt = await self.metering.read_ended([one.run for one in ended], calls=calls)
-        settled = self._calls_of([one.run for one in ended if one.empty])
+        settled = self.leading.calls_of([one.run for one in ended if one.empty])
         self.adopted = sum(1 for one in runs if one.run.pid is not None)
         self.feed(structs.replace(adoption.event, learnt=(*learnt, *settled)))
-        for gateway in dead if calls else ():
+        if calls:
             # now, because a run whose call has broken off may end at once
-            self.feed(self.gateway_gone(gateway.uid, gateway.noted()))
+            self.leading.tell_gone()
         for starting in (one.run for one in runs if one.starting):
             # not sooner: its time may come while ended runs are read, when the core does not know
             # it yet
-            self.launching.expect(starting)
+            self.launching.expect(starting, trio.current_time())
         for one in adoption.runs:
             if one.exited is not None:
                 self.launcher_events.arrived(one.exited)
         self.resources.early_events.pass_on(self.launcher_events.arrived)
         if not adoption.event.continued:
             self._tell_of_lost_stdin()
-
-    def _calls_of(self, ended: list[Run]) -> Iterator[e.CallSettled]:
-        """Yield what the model calls have used that runs had under way when their last process
-        ended. A gateway that is alive tells it too, but the runs are over by then."""
-        under_way = {name: each for run in ended for name, each in run.account.reservations.items()}
-        if not under_way:
-            return
-        for gateway in self.gateways:
-            calls, complete = gateway.noted()
-            # one that is alive may send a call yet that it has not noted
-            noted = NotedCalls(gateway.uid, calls, complete and gateway.pid is None)
-            yield from self.metering.use_pricing.settled_noted(
-                trio.current_time(), noted, under_way
-            )
-
-    def gateway_gone(self, gateway_uid: int | None, noted: Noted) -> e.GatewayGone:
-        """Return what a gateway that has ended had under way. The prices must be known."""
-        at = trio.current_time()
-        under_way = {
-            name: each
-            for run in self.machine.tree
-            for name, each in run.account.reservations.items()
-        }
-        settled = self.metering.use_pricing.settled_noted(
-            at, NotedCalls(gateway_uid, *noted), under_way
-        )
-        return e.GatewayGone(at, tuple(settled), gateway_uid)
 
     def tell_adopted(self, adoption: Adoption) -> None:
         """Announce what was damaged, and what became of an earlier daemon's runs, if there were
@@ -196,7 +164,10 @@ class Succession:
         """Count the spawns of the last hour, and the sessions: a restart of the daemon must not be
         a way around their rates."""
         now, at = wall_clock(), trio.current_time()
-        records, window = self.resources.ledger.records, self.machine.policy.sessions.window
+        records, window = (
+            self.resources.ledger.records,
+            self.machine.policy.sessions.spawn_rate_limit.window_seconds,
+        )
         for found, count in (
             (records.root_spawns(now - timedelta(seconds=HOUR)), self.machine.spawned_before),
             (
@@ -281,6 +252,7 @@ class Runtime:
             barrier=half_of(FEATURES, "barrier"),
             purses=half_of(FEATURES, "purses"),
             elsewhere=half_of(FEATURES, "elsewhere"),
+            calls=half_of(FEATURES, "calls"),
         )
         self.descriptors = Descriptors(resources.rounds)
         self.background = Background(self.log.internal_error)
@@ -300,14 +272,12 @@ class Runtime:
             self.machine.waiting_calls,
             self.machine.calls_under_way,
         )
-        self.announcer = Announcer(
-            resources, self.catalogue, self.watchers, self.status_text.outdated
-        )
+        self.announcer = Announcer(resources, self.catalogue, self.watchers, self.status_text)
         self.metering = Metering(
             feed=self.feed, publish=self.announcer.tell_of_run, milestone=self._reached,
             trouble=self.log.warning, output=self.output, launcher=self.launcher,
             prices=config.prices, nearing=_nearing(config), lives=self.catalogue.live,
-            led=lambda process: self.gateways.lead(process),
+            led=lambda process: self.leading.leads(process),
         )  # fmt: skip
         self.catalogue.heard = self.metering.silence.heard
         jobs = MaintenanceJobs(
@@ -318,14 +288,8 @@ class Runtime:
             Path(self.state_dir), self.output, config.sessions, self.log.warning
         )
         self.maintenance = Maintenance(jobs, config.retention, self.log.warning)
-        self.gateways = Gateways(
-            config.gateway, self.launcher, self.log, self.announcer.tell,
-            self._settle_calls, self.catalogue.live.values, resources.damages,
-            sock=self.socket, state_dir=self.state_dir,
-        )  # fmt: skip
         self.requests = PendingRequests(self.feed, self.catalogue, self.descriptors, self.counts)
         self.storage = StorageWatch(resources, self.catalogue, self.metering, self.announcer)
-        gateway_steps = GatewaySteps(self.gateways, SetupReader(), self.background)
         self.commands = ContainedCommands(self.launcher)
         self.connections: Callable[[], int] = lambda: 0
         """Returns how many clients are connected. The server sets it."""
@@ -333,20 +297,16 @@ class Runtime:
         heart = Heart(
             resources, self.machine, self.catalogue, self.announcer, self.storage, self.background,
             self.feed, lambda: self.config, lambda: self.config_files, self.began,
-            lambda: self.connections(), self.commands, gateway_steps, self.gateways,
+            lambda: self.connections(), self.commands, self.metering,
+            lambda: self.launcher_events.call_settled(),
             lambda *asked: self.starting.prepare_here(*asked), processes, lambda: self.parts,
         )  # fmt: skip
         self.parts = Parts(FEATURES, heart)
-        self.bypass_watch = ConnectionWatch(
-            self.catalogue.live,
-            self.launcher,
-            lambda: [each.url for each in self.gateways.upstreams.values()],
-            self.feed,
-        )
+        self.leading = self.parts.leading()
         self.server_watch = ServerWatch(self.catalogue.live, self.launcher, self.feed)
         self.launcher_events = LauncherEvents(
             self.machine.tree, self.timers, self.metering, self.pidfds, self.background, self.feed,
-            self.commands, self.bypass_watch, self.server_watch,
+            self.commands, self.leading, self.server_watch, self.parts,
         )  # fmt: skip
         self.run_feed = RunFeed(self.catalogue, self.launcher, self.timers)
         self.saver = Saver(
@@ -355,7 +315,7 @@ class Runtime:
         )  # fmt: skip
         self.ledger.report_to(self.saver)
         self.starting = Starting(
-            self.machine, self.catalogue, gateway_steps, self.gateways,
+            self.machine, self.catalogue, self.leading,
             self.server_watch, self.parts, lambda: self.agents,
             lambda: self.config.service.continue_lost,
         )  # fmt: skip
@@ -366,12 +326,12 @@ class Runtime:
             self.descriptors,
             self.feed,
             self.launcher_events.arm,
-            self.gateways,
+            self.leading,
             self.parts,
         )
         self.succession = Succession(
             resources, self.machine, self.catalogue, self.announcer, self.metering,
-            self.gateways, self.parts, launching, self.launcher_events, self.background, self.feed,
+            self.leading, self.parts, launching, self.launcher_events, self.background, self.feed,
         )  # fmt: skip
         loop = CoreLoop(
             self.machine, resources, self.catalogue, self.requests, self.announcer, self.parts,
@@ -392,11 +352,12 @@ class Runtime:
             for serve in (
                 self.timers.serve, self.maintenance.serve, self.session_archive.serve,
                 self.metering.sample, self.storage.serve, self.run_feed.serve,
-                self.ledger.serve, self.bypass_watch.serve, self.server_watch.serve,
+                self.ledger.serve, self.server_watch.serve,
             ):  # fmt: skip
                 nursery.start_soon(keep_serving, serve, self.log.internal_error)
             if systemd.manages():
                 nursery.start_soon(keep_serving, self.status_text.serve, self.log.internal_error)
+            self.parts.follow()
             self._follow_config()
             self.succession.count_earlier_spawns()
             task_status.started()
@@ -405,7 +366,7 @@ class Runtime:
         self.catalogue.close()
         self.metering.close()
         self.announcer.close()
-        self.gateways.close()
+        self.leading.close()
         self.spool.close()
         self.pidfds.close()
 
@@ -429,8 +390,8 @@ class Runtime:
         self.metering.reconfigure(config.prices, _nearing(config))
         self.maintenance.reconfigure(config.retention)
         self.session_archive.reconfigure(config.sessions)
-        self.gateways.reconfigure(config.gateway)
         self.feed(e.Reconfigured(trio.current_time(), policy_of(loaded, everyone=self.everyone)))
+        self.parts.reconfigure()
         self._follow_config()
         self.log.info("config reloaded", files=[str(path) for path in loaded.files])
         if waiting := [change.key for change in changed if change.waits]:
@@ -438,7 +399,6 @@ class Runtime:
         return loaded, changed
 
     def _follow_config(self) -> None:
-        self.parts.follow()
         self.counts.registers(
             agent.type for agent in self.config.agents.values() if agent.type is not None
         )
@@ -480,19 +440,6 @@ class Runtime:
     def _reached(self, run: RunId, milestone: str) -> None:
         self.run_feed.changed([run])
         self.announcer.tell_milestone(run, milestone)
-
-    async def _settle_calls(self, gateway_uid: int | None, noted: Noted) -> None:
-        """Charge what a gateway that has ended had under way: that of a user, or the service's
-        own."""
-        for each in noted.calls:
-            await self._price_known(each)
-        self.feed(self.succession.gateway_gone(gateway_uid, noted))
-        self.launcher_events.call_settled()
-
-    async def _price_known(self, call: EndCall) -> None:
-        known = trio.Event()
-        self.metering.use_pricing.when_known(call.run, call.model, known.set, lambda _: known.set())
-        await known.wait()
 
     def forget_pruned(self, runs: Collection[RunId]) -> None:
         self.spool.ended.pruned(runs)

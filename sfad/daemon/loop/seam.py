@@ -45,13 +45,12 @@ from ...protocol.types import Isolation, RunId, RunInfo
 from ...runs import decided
 from ...runs.catalogue import RunCatalogue
 from ...runs.live import Live
-from ...start.prepare import Check, Step
-from ...start.prepared import Prepared, Surroundings
+from ...start.prepared import Check, Prepared, Step, Surroundings
 from ...storage.ledger import OpenedLedger
-from ..gateway.gateways import Gateways
+from ...usage.metering import Metering
 from .announcing import Announcer
-from .gateway_routing import GatewaySteps
 from .keeper import Keeper
+from .leading import MISSING, Leading
 from .resources import Resources
 from .storage_watch import StorageWatch
 
@@ -81,11 +80,9 @@ class Heart:
     """Returns how many clients are connected."""
     commands: ContainedCommands
     """Executes commands that are not runs."""
-    gateway: GatewaySteps
-    """How commands are routed through the gateway. Shims need it: what one becomes in place of a
-    child run is routed, too."""
-    gateways: Gateways
-    """Isolation needs them: a run in a network of its own reaches its gateway alone."""
+    metering: Metering
+    call_settled: Callable[[], object]
+    """Lets the ends of runs go on that have waited for what their model calls have used."""
     prepare: Callable[[Spawn, Peer, Credentials | None], Awaitable[tuple[Prepared, Surroundings]]]
     """Prepares a request as that of a run which executes here. Raises `Invalid`, `RequestError`,
     `OSError`."""
@@ -107,6 +104,13 @@ class Launch(NamedTuple):
     env: list[bytes]
     """Its environment, `KEY=VALUE`."""
     terminal: bool = False
+    """See `LaunchSpec.terminal`."""
+    stdio: tuple[int | None, int | None, int | None] = (None, None, None)
+    """Its stdin, stdout and stderr."""
+    opened: Sequence[int] = ()
+    """What was opened for it, and is closed once it is launched."""
+    alone: bool = False
+    """See `LaunchSpec.alone`."""
     stand_ins: Sequence[bytes] = ()
     """Directories that its PATH begins with: see `LaunchSpec.stand_ins`."""
     sandbox: list[bytes] | None = None
@@ -120,6 +124,39 @@ class Launch(NamedTuple):
 Answer = Callable[[Any, Any], Any]
 """Answers a request, as the functions that `server.asker.answers` registers: it takes an `Asker`
 and the request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machines:
+    """Other machines, on which runs are executed."""
+
+    prepare: Check
+    """Prepares a run that is to execute there. That daemon takes the steps which are left out here.
+    Raises `RequestError` where that cannot be."""
+    place: Callable[[Run], object]
+    """Has a run executed there, or goes on with one that executes there."""
+    answer: Callable[[Any, Request, RunInfo], bool]
+    """Has a request answered where its run executes, given the `Asker`. Returns whether that is
+    another machine, and the request such a one."""
+    keeper: Keeper
+    """The node of a fleet that the others ask where something is shared by all. Here budgets touch
+    the fleet."""
+
+
+@dataclass(frozen=True, slots=True)
+class ByPrograms:
+    """Runs that have no process, because a program carries them out (`Spawn.admit`)."""
+
+    carry_out: Callable[[Live], object]
+    """Begins one."""
+    carry_on: Callable[[Live], object]
+    """Goes on with one of an earlier daemon. The core does not know it yet."""
+    below: Callable[[Any, RunId], Peer]
+    """Returns who asks for a run that is to be below such a one (`Spawn.below`), given the `Asker`.
+    Raises `RequestError`."""
+    is_caller: Callable[[Live, int | None], bool]
+    """Returns whether a socket is one of the program that carries a run out. Here such runs touch
+    the gateway."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -138,23 +175,21 @@ class Part:
     be adopted yet."""
     reconfigure: Callable[[], object] | None = None
     """The config was read again."""
+    emptied: Callable[[Run], Callable[[], Awaitable[None]] | None] | None = None
+    """Returns what is waited for, some seconds at most, when no process of a run and of those below
+    it is left, before that counts; `None` if nothing."""
     admitted: Callable[[Run], object] | None = None
     """A run was admitted."""
     changed: Callable[[Collection[Run]], object] | None = None
     """These runs have changed."""
-    prepare_elsewhere: Check | None = None
-    """Prepares a run that is to execute on another machine, whose daemon takes the steps that are
-    left out here. Raises `RequestError` where that cannot be."""
-    place: Callable[[Run], object] | None = None
-    """Has a run executed on another machine, or goes on with one that executes there."""
-    answer_there: Callable[[Any, Request, RunInfo], bool] | None = None
-    """Has a request answered where its run executes, given the `Asker`. Returns whether that is
-    another machine, and the request such a one."""
-    keeper: Keeper | None = None
-    """The node of a fleet that the others ask where something is shared by all. Here budgets touch
-    the fleet."""
+    machines: Machines | None = None
+    """Has runs executed on other machines."""
+    leading: Leading | None = None
+    """Leads runs to their models."""
     shared_changed: Callable[[], object] | None = None
     """What features share has changed."""
+    by_programs: ByPrograms | None = None
+    """Has runs that programs carry out."""
     launch: Callable[[Live, Launch], Launch] | None = None
     """Returns what a run is launched with, given that with the variables of the heart. Its gateway
     changes the environment after that. A part may set this or take it back while the daemon goes
@@ -199,9 +234,9 @@ class Part:
     peer: Callable[[Peer], Peer] | None = None
     """Returns who a peer is that may be a command which the feature executes."""
     look: Step | None = None
-    """A step of `start.prepare` before anything is decided. It may wait."""
+    """A step of `Starting.prepare` before anything is decided. It may wait."""
     decide: Check | None = None
-    """A step of `start.prepare`, once the command is known and routed."""
+    """A step of `Starting.prepare`, once the command is known and routed."""
     check: Check | None = None
     """Raises `RequestError` for a request to start a run that asks something impossible."""
     inherited: Callable[[Prepared], Mapping[str, Any]] | None = None
@@ -235,12 +270,15 @@ class Parts:
         """Those whose section of the config is set: they may decide about any run."""
         self._placer = next((name for name, each in features.items() if each.elsewhere), None)
         """Which has runs executed on other machines."""
+        self._leader = next((name for name, each in features.items() if each.leads), None)
+        """Which leads runs to their models."""
         self.changed: list[Callable[[Collection[Run]], object]] = []
         self.admitted: list[Callable[[Run], object]] = []
         """What is told of each run that is admitted; the others as the fields of `Part`."""
         self.saves: list[Callable[[Live], Changes]] = []
         self.never_admitted: list[Callable[[RunId], object]] = []
         self.stopped: list[Callable[[RunId], object]] = []
+        self.empties: list[Callable[[Run], Callable[[], Awaitable[None]] | None]] = []
         self.ended: list[Callable[[Run], object]] = []
         self.recorded: list[Callable[[RunInfo], object]] = []
         self.version = 0
@@ -249,10 +287,17 @@ class Parts:
         """Parts may start processes: it has begun, and does not rest."""
         self._nursery: trio.Nursery | None = None
 
+    def reconfigure(self) -> None:
+        """Tell the parts that are loaded that the config was read again, and follow it."""
+        loaded = list(self._loaded.values())
+        self.follow()
+        for part in loaded:
+            if part.reconfigure is not None:
+                part.reconfigure()
+
     def follow(self) -> None:
-        """Load the parts that the config or the spool calls for, and tell those that are loaded of
-        the config."""
-        loaded, config = list(self._loaded.values()), self._heart.config()
+        """Load the parts that the config or the spool calls for."""
+        config = self._heart.config()
         self.version += 1
         self._of_all = {
             name
@@ -263,9 +308,6 @@ class Parts:
             later = feature.sections or feature.verbs or feature.decides or feature.saved
             if not later or name in self._of_all or self._has_kept(feature):
                 self._part(name)
-        for part in loaded:
-            if part.reconfigure is not None:
-                part.reconfigure()
 
     def _has_kept(self, feature: Feature) -> bool:
         resources = self._heart.resources
@@ -296,7 +338,9 @@ class Parts:
             if live.parts.of(decided_as) is not None:
                 self._part(name)
         if live.run.remote is not None or live.run.lease is not None:
-            self._placing()
+            self._machines()
+        if live.run.asked.in_program and live.run.attempt:
+            self._programs().carry_on(live)
 
     def _does(self, name: str, run: decided.Parts, above: Live | None = None) -> bool:
         """Return whether a feature does something for a run or for the one above it, or decides
@@ -331,37 +375,53 @@ class Parts:
                 given = launch(live, given)
         return given
 
-    def _placing(self) -> Part | None:
-        """Return the part of the feature that has runs executed on other machines."""
-        return self._part(self._placer) if self._placer is not None else None
+    def carry_out(self, live: Live) -> None:
+        """Begin a run that has no process."""
+        self._programs().carry_out(live)
+
+    def below(self, asker: Any, run: RunId) -> Peer:
+        """Return who asks for a run below one that has no process. Raise `RequestError`."""
+        return self._programs().below(asker, run)
+
+    def is_caller(self, live: Live, inode: int | None) -> bool:
+        """Return whether a socket is one of the program that carries a run out."""
+        return self._programs().is_caller(live, inode)
+
+    def _programs(self) -> ByPrograms:
+        """Return what has runs without a process. Raise `RequestError`."""
+        name = self._deciders.get("admit")
+        programs = self._part(name).by_programs if name is not None else None
+        if programs is None:
+            raise bad_request(MISSING.format("below"))
+        return programs
+
+    def _machines(self) -> Machines | None:
+        """Return what has runs executed on other machines."""
+        return self._part(self._placer).machines if self._placer is not None else None
 
     def place(self, run: Run) -> None:
         """Have a run executed on another machine, or go on with one that executes there."""
-        part = self._placing()
-        assert part is not None
-        assert part.place is not None
-        part.place(run)
+        machines = self._machines()
+        assert machines is not None
+        machines.place(run)
 
     def answer_there(self, asker: Any, request: Request, run: RunInfo) -> bool:
         """Have a request answered where its run executes. Return whether that is another machine,
         and the request such a one."""
-        part = self._placing()
-        return (
-            part is not None
-            and part.answer_there is not None
-            and part.answer_there(asker, request, run)
-        )
+        machines = self._machines()
+        return machines is not None and machines.answer(asker, request, run)
+
+    def leading(self) -> Leading:
+        """Return what leads runs to their models."""
+        leading = self._part(self._leader).leading if self._leader is not None else None
+        return leading or Leading()
 
     def keeper(self) -> Keeper:
         """Return what is known of the keeper of a fleet."""
-        name = self._placer
-        if name is not None and any(
-            map(self._heart.config().is_set, self._features[name].sections)
-        ):
-            keeper = self._part(name).keeper
-            if keeper is not None:
-                return keeper
-        return Keeper()
+        sections = self._features[self._placer].sections if self._placer is not None else ()
+        is_set = any(map(self._heart.config().is_set, sections))
+        machines = self._machines() if is_set else None
+        return machines.keeper if machines is not None else Keeper()
 
     def kept(self) -> list[Kept]:
         """Return what deletes what features keep of ended runs."""
@@ -451,7 +511,7 @@ class Parts:
                 peer = part.peer(peer)
         return peer
 
-    # ---- Steps and a check of `start.prepare`
+    # ---- Steps and a check of `Starting.prepare`
 
     def load(self, _: Prepared, around: Surroundings) -> None:
         """Load what the request asks for. Refuse what only a feature could do that is not there."""
@@ -461,18 +521,17 @@ class Parts:
         for asked in OF_FEATURES:
             if getattr(order, asked) is not None:
                 if asked not in self._deciders:
-                    raise bad_request(_MISSING.format(asked))
+                    raise bad_request(MISSING.format(asked))
                 self._part(self._deciders[asked])
         for asked in ("placing", "grant"):
-            if getattr(order, asked) is not None and self._placing() is None:
-                raise bad_request(_MISSING.format(asked))
+            if getattr(order, asked) is not None and self._machines() is None:
+                raise bad_request(MISSING.format(asked))
 
     def prepare_elsewhere(self, p: Prepared, around: Surroundings) -> None:
         """Prepare a run that is to execute on another machine."""
-        part = self._placing()
-        assert part is not None
-        assert part.prepare_elsewhere is not None
-        part.prepare_elsewhere(p, around)
+        machines = self._machines()
+        assert machines is not None
+        machines.prepare(p, around)
 
     def look(self, p: Prepared, around: Surroundings) -> Awaitable[None] | None:
         """Have features look at what they decide by."""
@@ -555,6 +614,7 @@ class Parts:
             self.never_admitted += _given(part.never_admitted)
             self.stopped += _given(part.stopped)
             self.ended += _given(part.ended)
+            self.empties += _given(part.emptied)
             self.recorded += _given(part.recorded)
             if part.loaded is not None:
                 part.loaded()
@@ -568,9 +628,6 @@ class Parts:
             self._nursery.start_soon(
                 keep_serving, part.serve, self._heart.resources.log.internal_error
             )
-
-
-_MISSING = "this sfad has no feature that carries out '{}'"
 
 
 async def _look(looks: Sequence[Step], p: Prepared, around: Surroundings) -> None:
@@ -600,10 +657,10 @@ def watchers_of(features: Mapping[str, Feature]) -> dict[str, NewWatcher]:
 
 
 def half_of(
-    features: Mapping[str, Feature], kind: Literal["barrier", "purses", "elsewhere"]
+    features: Mapping[str, Feature], kind: Literal["barrier", "purses", "elsewhere", "calls"]
 ) -> Callable[[Components], Any] | None:
-    """The same of the one that may hold calls and roots, that charges, or that decides about runs
-    on other machines."""
+    """The same of the one that may hold calls and roots, that charges, that decides about runs on
+    other machines, or about model calls."""
 
     def make(name: str, feature: Feature, components: Components) -> Any:
         half = _half(name, getattr(feature, kind), feature)

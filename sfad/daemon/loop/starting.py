@@ -1,22 +1,38 @@
-"""The way from a request to the core: what is prepared for all doors, in its order, and how it is
-asked for."""
+"""The one way from a request to the core: what its door reads around it, then steps and checks,
+from top to bottom, and what is kept for equal requests.
+
+A step that has to wait returns what is awaited. Until the first one does, all is done in one go, in
+the order in which the requests came.
+"""
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from dataclasses import replace as dataclass_replace
 from typing import Any
 
+from msgspec.structs import replace
+
 from ...agents.registered import Registered
+from ...agents.setup_reader import TreeSetups
 from ...core.machine import Machine
 from ...core.state.access import Peer
 from ...processes.credentials import Credentials
 from ...protocol.messages import Spawn
 from ...protocol.types import RunInfo
 from ...runs.catalogue import RunCatalogue
-from ...start.checks import check_bounds, check_characters, check_meter, check_size, check_values
+from ...start.asking import fill_in_asked
+from ...start.checks import (
+    LARGE,
+    check_bounds,
+    check_characters,
+    check_key,
+    check_meter,
+    check_size,
+    check_values,
+)
 from ...start.continuing import find_agent_session, resumable_program
-from ...start.prepare import Check, Memory, Step, Way, prepare
-from ...start.prepared import Prepared, Surroundings
+from ...start.prepared import Check, Prepared, Step, Surroundings
 from ...start.recalling import to_recall
 from ...start.steps import (
     fill_in_agent,
@@ -25,24 +41,46 @@ from ...start.steps import (
     narrow_tools,
     resume_command,
 )
-from ..gateway.gateways import Gateways
 from ..lookup import find_run
-from .gateway_routing import GatewaySteps
+from .leading import Leading, Look
 from .own_servers import ServerWatch, keep_alone
 from .seam import Parts
+
+MOST_KNOWN = 64
+"""Requests of which is kept what was decided. Each has at most `LARGE` bytes of words and variables
+as it was sent and as it was prepared, and is small enough for `recall`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """What a request passes, from top to bottom."""
+
+    look: Look
+    steps: Sequence[Step]
+    checks: Sequence[Check]
+    last: Step
+    """What waits for what a run may not start without; then the checks are made again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    order: Spawn
+    peer: Peer
+    setups: TreeSetups
+    beside: object
+    prepared: Prepared
 
 
 class Starting:
     """Four doors lead here: a client's request (`server.verbs.starting`), a session's tool
-    (`server.verbs.sessions`), a lost run that is continued (`server.lost_runs`), and a run that
+    (`features.session`), a lost run that is continued (`server.lost_runs`), and a run that
     was to execute on another machine (`Heart.prepare`)."""
 
     def __init__(
         self,
         machine: Machine,
         catalogue: RunCatalogue,
-        gateway: GatewaySteps,
-        gateways: Gateways,
+        leading: Leading,
         servers: ServerWatch,
         parts: Parts,
         agents: Callable[[], Mapping[str, Registered]],
@@ -51,50 +89,54 @@ class Starting:
         """`agents`, `continue_lost`: what the config says now."""
         self._machine = machine
         self._catalogue = catalogue
+        self._leading = leading
         self._agents = agents
         self._continue_lost = continue_lost
         self._parts = parts
-        steps: tuple[Step, ...] = (
-            parts.load,
-            find_agent_session,
-            parts.look,
-            gateway.decide,
-            narrow_tools,
-            forget_told_time,  # before an agent's own limits are left out because of it
-            fill_in_agent,  # with options for its tools, and the address of the gateway
-            resume_command,
-            gateway.read_settings,  # of the command
-            gateway.route,
-            keep_alone,
-            parts.decide,
-            keep_channel,
-            self._keep_for_recall,
-            self._note_if_continued,
+        self._known: dict[tuple[int | bytes, ...], _Known] = {}
+        self.way = Way(
+            leading.look,
+            (
+                parts.load,
+                find_agent_session,
+                parts.look,
+                leading.decide,
+                narrow_tools,
+                forget_told_time,  # before an agent's own limits are left out because of it
+                fill_in_agent,  # with options for its tools, and the address of the gateway
+                resume_command,
+                leading.look_again,  # of the command
+                leading.lead,
+                keep_alone,
+                parts.decide,
+                keep_channel,
+                self._keep_for_recall,
+                self._note_if_continued,
+            ),
+            (
+                check_size,
+                check_characters,
+                check_bounds,
+                check_values,
+                check_meter,
+                parts.check,
+                servers.check,
+            ),
+            leading.have,
         )
-        placed_steps: tuple[Step, ...] = (
-            parts.load,
-            parts.prepare_elsewhere,
-            narrow_tools,
-            forget_told_time,
-            keep_channel,
-            self._keep_for_recall,
-            self._note_if_continued,
+        self.placed_way = dataclass_replace(
+            self.way,
+            steps=(
+                parts.load,
+                parts.prepare_elsewhere,
+                narrow_tools,
+                forget_told_time,
+                keep_channel,
+                self._keep_for_recall,
+                self._note_if_continued,
+            ),
         )
         """For a run that is to execute on another machine: the daemon there takes the others."""
-        checks: tuple[Check, ...] = (
-            check_size,
-            check_characters,
-            check_bounds,
-            check_values,
-            check_meter,
-            parts.check,
-            servers.check,
-        )
-        self._way = Way(gateway.read_setups, steps, checks, gateway.have)
-        self._placed_way = replace(self._way, steps=placed_steps)
-        self._memory = Memory(
-            lambda peer: (parts.version, *gateways.ports(peer.uid)), parts.decides_about
-        )
 
     def around(
         self,
@@ -106,14 +148,18 @@ class Starting:
     ) -> Surroundings:
         """Return what is around a request. `client`: the process that asks; the daemon itself, if
         there is none. `more`: further fields of `Surroundings`."""
+        live, caller = self._catalogue.live, None
+        if peer.run is not None and (caller := live.get(peer.run)) is not None:
+            more["setups"] = live[caller.run.root.id].setups
         return Surroundings(
             order=order,
             peer=peer,
             user=user,
             client=os.getpid() if client is None else client,
-            live=self._catalogue.live,
-            agents=self._agents(),
+            live=live,
+            agents=self._agents,
             find=lambda handle: self._find(handle, peer),
+            caller=caller,
             **more,
         )
 
@@ -123,9 +169,30 @@ class Starting:
 
     async def prepare(self, around: Surroundings) -> Prepared:
         """Return what is decided about a request, once all that its run may not start without is
-        there. Raise `Invalid`, `RequestError`, `OSError`."""
-        way = self._way if around.order.placing is None else self._placed_way
-        return await prepare(around, way, self._memory)
+        there. Nothing changes it afterwards: an equal request may get the same. Raise `Invalid`,
+        `RequestError`, `OSError`."""
+        order = around.order
+        way = self.way if order.placing is None else self.placed_way
+        check_key(order.key)  # equal requests differ in that
+        if (looks := way.look(around)) is not None:
+            around.setups = await looks
+        p = self._decided_before(around)
+        if p is None:
+            p, has_waited = Prepared.of(order), False
+            for step in way.steps:
+                if (waits := step(p, around)) is not None:
+                    has_waited = True
+                    await waits
+            for check in way.checks:
+                check(p, around)
+            fill_in_asked(p, around)
+            if not has_waited:
+                self._keep(around, p)
+        if (waits := way.last(p, around)) is not None:
+            await waits
+            for check in way.checks:
+                check(p, around)
+        return p
 
     async def prepare_here(
         self, order: Spawn, peer: Peer, user: Credentials | None
@@ -134,7 +201,11 @@ class Starting:
         around = self.around(order, peer, user)
         return await self.prepare(around), around
 
+    # ---- Steps
+
     def _keep_for_recall(self, p: Prepared, around: Surroundings) -> None:
+        if around.order.admit is not None:  # no command would start it again
+            return
         inherited = {} if around.caller is None else self._parts.inherited(p)
         p.for_recall = to_recall(around.order, p, around.caller, inherited)
 
@@ -151,3 +222,53 @@ class Starting:
                 or resumable_program([os.fsdecode(word) for word in p.command.argv]) is not None
             )
         )
+
+    # ---- What is the same is not worked out again: a shell loop, or a program that starts run
+    # after run, asks for the same command, in the same directory, with the same environment
+    #
+    # What was decided is kept for persons and their programs, outside of any run. It is found again
+    # for the same user only, by an equal request, and as long as all that was decided by is equal:
+    # the setups, which are read as often as without it, the parts, and where gateways listen. A
+    # request for which more is looked at, or made, is not kept.
+
+    def _decided_before(self, around: Surroundings) -> Prepared | None:
+        if around.caller is not None or around.session is not None:
+            return None
+        order, peer = around.order, around.peer
+        known = self._known.get((peer.uid, order.cwd, *order.argv))
+        if (
+            known is None
+            or known.setups != around.setups
+            or known.peer != peer
+            or known.order != replace(order, id=0, key=None)
+            or known.beside != self._beside(peer)
+        ):
+            return None
+        p = known.prepared
+        if order.tied:  # each to its own connection
+            return replace(p, asked=replace(p.asked, tied_to=around.connection))
+        return p
+
+    def _keep(self, around: Surroundings, p: Prepared) -> None:
+        """Keep what was decided without waiting."""
+        order, peer = around.order, around.peer
+        more = (
+            order.agent,  # whose sessions have random ids
+            order.continues, order.placing, order.grant, order.ship, around.caller, around.session,
+        )  # fmt: skip
+        if (
+            any(each is not None for each in more)
+            or self._parts.decides_about(order)
+            or p.for_recall is None
+            or p.command.size > LARGE
+            or sum(map(len, order.env)) > LARGE
+        ):
+            return
+        key, kept = (peer.uid, order.cwd, *order.argv), replace(order, id=0, key=None)
+        self._known.pop(key, None)
+        self._known[key] = _Known(kept, peer, around.setups, self._beside(peer), p)
+        if len(self._known) > MOST_KNOWN:
+            del self._known[next(iter(self._known))]
+
+    def _beside(self, peer: Peer) -> object:
+        return (self._parts.version, self._leading.beside(peer.uid))

@@ -13,14 +13,14 @@ class StatusText:
         self._describe = describe
         self._send = send
         self._outdated = trio.Event()
-        self._is_outdated = False
-        """Whether that is set: there are three events for each run."""
+        self.is_outdated = False
+        """Then `outdated` need not be called: there are three events for each run."""
         self._sent: str | None = None
 
     def outdated(self) -> None:
         """Have the text written again soon."""
-        if not self._is_outdated:
-            self._is_outdated = True
+        if not self.is_outdated:
+            self.is_outdated = True
             self._outdated.set()
 
     def tell(self) -> None:
@@ -35,4 +35,4 @@ class StatusText:
             self.tell()
             await trio.sleep(INTERVAL)
             await self._outdated.wait()
-            self._outdated, self._is_outdated = trio.Event(), False
+            self._outdated, self.is_outdated = trio.Event(), False

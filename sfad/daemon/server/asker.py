@@ -66,10 +66,10 @@ class Asker:
     """Who waits for the answer to one request. The core calls this object with it."""
 
     __slots__ = (
-        "_aside",
         "answered",
         "connection",
         "id",
+        "is_aside",
         "peer",
         "permission",
         "runtime",
@@ -98,7 +98,7 @@ class Asker:
         """Whether it is counted as a request that is not answered. One that is answered at once
         never is."""
         self.answered = False
-        self._aside = False
+        self.is_aside = False
         """Its reply comes later."""
 
     @property
@@ -205,7 +205,7 @@ class Asker:
                     self.fail(ErrorCode.UNAVAILABLE, failing)
                 else:
                     self.reply(reply)
-            case c.StopDone(stopped, survivors, elapsed, ended):
+            case c.StopDone(stopped, survivors, elapsed, ended, unreached):
                 gone, alive = list(stopped), list(survivors)
                 self.reply(
                     m.Stopped(
@@ -214,6 +214,7 @@ class Asker:
                         survivors=alive,
                         elapsed_s=round(elapsed, 4),
                         ended=list(ended),
+                        unreached=list(unreached),
                     )
                 )
             case c.ErrorAnswer(code, message):
@@ -228,9 +229,9 @@ class Asker:
     def put_off(self) -> None:
         """Before the first thing that a verb waits for: its reply comes later. All such requests
         fail before a re-execution."""
-        if not self._aside:  # a request that has failed since would be wanted again
+        if not self.is_aside:  # a request that has failed since would be wanted again
             self.connection.deferred.add(self.id)
-            self._aside = True
+            self.is_aside = True
 
     async def aside(self) -> None:
         """The same, and the rest of the verb is a task."""
@@ -240,9 +241,9 @@ class Asker:
     def still_wanted(self) -> bool:
         """Return whether somebody still waits for the answer. While the verb waited, the request
         may have failed, or its client may have gone."""
-        if not self._aside:
+        if not self.is_aside:
             return True
-        self._aside = False
+        self.is_aside = False
         if self.id not in self.connection.deferred:
             return False
         self.connection.deferred.discard(self.id)

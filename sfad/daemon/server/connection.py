@@ -63,6 +63,8 @@ class Looks:
 
     def __init__(self) -> None:
         self._seen: dict[object, Any] = {}
+        self.forget = self._seen.clear
+        """The next request may come after a change."""
 
     def of(self, key: object, look: Callable[[], T]) -> T:
         """Return what `look` returns, or has returned for a request with the same key. The key has
@@ -72,10 +74,6 @@ class Looks:
             seen = self._seen[key] = look()
         found: T = seen
         return found
-
-    def forget(self) -> None:
-        """The next request may come after a change."""
-        self._seen.clear()
 
 
 def framed(reply: Reply | RunRow | RunRows) -> bytearray:
@@ -111,6 +109,9 @@ BODY_OVERHEAD = 64
 
 _read = memoryview(bytearray(MAX_READ))
 """What each connection reads into: to allocate as much for each read takes longer than the read."""
+
+_TRUNCATED = int(socket.MSG_CTRUNC)
+"""A plain number: to look for the flag in those of a message would take three calls."""
 
 # 253 is SCM_MAX_FD. The kernel would close the descriptors that do not fit in this thread, and a
 # FUSE file can block close(2)
@@ -254,26 +255,31 @@ class Connection:
         except OSError:
             self.ended = True
             return
-        if received := descriptors_in(ancillary):
-            self.received.extend(received)
-            self.may_hang |= self.peer.uid not in (0, os.geteuid()) and any(
-                map(of_another_user, received)
-            )
-            for descriptor in received:
-                # a child that starts now closes its copy at execve(2), perhaps as the last
-                without_linger(descriptor)
         for level, kind, payload in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
+            if level != socket.SOL_SOCKET:
+                continue
+            if kind == socket.SCM_CREDENTIALS:
                 # pid 0: the sender is in an outer pid namespace; it is in no run
                 sender, self.sender_uid, _gid = UCRED.unpack(payload)
                 self.sender = sender or self.maker
-        if flags & socket.MSG_CTRUNC or len(self.received) > 4 * MAX_DESCRIPTORS:
+            elif kind == socket.SCM_RIGHTS:
+                self._receive(descriptors_in([(level, kind, payload)]))
+        if flags & _TRUNCATED or len(self.received) > 4 * MAX_DESCRIPTORS:
             raise DescriptorsLost(
                 f"{len(self.received)} descriptors that no request took, "
                 "or the kernel had no room for more"
             )
         self._take_in(self.decoder.feed(_read[:size]))
         self.ended = not size
+
+    def _receive(self, descriptors: list[int]) -> None:
+        self.received.extend(descriptors)
+        self.may_hang |= self.peer.uid not in (0, os.geteuid()) and any(
+            map(of_another_user, descriptors)
+        )
+        for descriptor in descriptors:
+            # a child that starts now closes its copy at execve(2), perhaps as the last
+            without_linger(descriptor)
 
     def _take_in(self, bodies: Iterable[bytes]) -> None:
         for body in bodies:

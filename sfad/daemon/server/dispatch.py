@@ -17,7 +17,7 @@ from ...host.tasks import ROUND_REQUESTS
 from ...processes.launcher import Unidentifiable
 from ...protocol import messages as m
 from ...protocol.encoding import request_id
-from ...protocol.errors import RequestError, bad_request
+from ...protocol.errors import RequestError, bad_request, unavailable
 from ...protocol.framing import SUPPORTED, BadMessage, ProtocolError
 from ...protocol.messages import Error, unpack_request
 from ...protocol.types import ErrorCode, RunId
@@ -95,8 +95,11 @@ class Dispatcher:
 
     def _of_feature(self, kind: type[m.Request]) -> Verb | None:
         """Return the verb of a feature, whose part is loaded now if it was not before."""
-        answer = self._services.runtime.parts.answer(kind)
-        return Verb(answer, m.tag(kind), about_run=False) if answer is not None else None
+        runtime, tag = self._services.runtime, m.tag(kind)
+        if (answer := runtime.parts.answer(kind)) is None:
+            return None
+        later = runtime.machine.policy.access.features[tag].checked_later
+        return Verb(answer, None if later else tag, about_run=False)
 
     async def _rest(self, asker: Asker, request: m.Request, answering: Answering) -> None:
         """Do what is left of a verb that may have to wait."""
@@ -130,7 +133,9 @@ class Dispatcher:
         try:
             if request.id in asker.connection.waits or request.id in asker.connection.deferred:
                 raise bad_request(f"request id {request.id} is still in use on this connection")
-            asker.check_share(self._services.bounds.requests, 1)
+            requests = self._services.bounds.requests
+            if (refusal := requests.refusal(asker.connection.groups, 1)) is not None:
+                raise unavailable(refusal)
         except RequestError:
             if isinstance(request, m.Spawn):
                 close_soon(
@@ -184,23 +189,20 @@ class Turns:
     def __init__(self, handle: Callable[[Connection], None]) -> None:
         """`handle` handles some requests of a connection, and adds it again if there are more."""
         self._handle = handle
-        self._waiting: dict[ShareGroup, deque[Connection]] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._waiting)
+        self.waiting: dict[ShareGroup, deque[Connection]] = {}
 
     def add(self, connection: Connection) -> None:
         """Queue a connection behind the others of its group."""
-        self._waiting.setdefault(connection.groups.lane, deque()).append(connection)
+        self.waiting.setdefault(connection.groups.lane, deque()).append(connection)
 
     def take(self) -> None:
         """Handle requests of each group for a while. A group with many clients waits as long as one
         with few."""
-        for lane in list(self._waiting):
+        for lane in list(self.waiting):
             self._take(lane)
 
     def _take(self, lane: ShareGroup) -> None:
-        waiting = self._waiting.pop(lane)
+        waiting = self.waiting.pop(lane)
         until = time.perf_counter() + TURN_TIME
         while waiting:
             self._handle(waiting.popleft())
@@ -208,8 +210,8 @@ class Turns:
                 break
         if waiting:
             # in front of those that have had a turn now
-            waiting.extend(self._waiting.pop(lane, ()))
-            self._waiting[lane] = waiting
+            waiting.extend(self.waiting.pop(lane, ()))
+            self.waiting[lane] = waiting
 
 
 class Receiver:
@@ -255,7 +257,8 @@ class Receiver:
         if connection.bodies:
             # the rest of a frame is read after these; until then its time does not run
             self.turns.add(connection)
-            self._resources.timers.disarm(("connection", connection.number))
+            if before or not connection.greeted:
+                self._resources.timers.disarm(("connection", connection.number))
         elif connection.decoder.pending and not before:
             self._clients.give_time(connection)
         if (

@@ -325,20 +325,20 @@ class Server:
             runtime.announcer.tell,
             inode,
         )
-        self._awake = trio.Event()
-        self._awake.set()
+        self._rests = False
+        self._goes_on = trio.Event()
 
     async def serve(self) -> None:
         turns = self._receiver.turns
         while True:
             # else it would let trio look around once more for each request
-            if not self._awake.is_set():
-                await self._awake.wait()
-            if turns:
+            if self._rests:
+                await self._goes_on.wait()
+            if turns.waiting:
                 await trio.lowlevel.checkpoint()
             else:
                 await trio.lowlevel.wait_readable(self._epoll.fileno())
-            if not self._awake.is_set():
+            if self._rests:
                 continue
             for fd, mask in self._epoll.poll(0, 256):
                 self._ready(fd, mask)
@@ -362,10 +362,11 @@ class Server:
 
     def rest(self, *, resting: bool) -> None:
         """Accept no connection and handle no request while resting."""
+        self._rests = resting
         if resting:
-            self._awake = trio.Event()
+            self._goes_on = trio.Event()
         else:
-            self._awake.set()
+            self._goes_on.set()
 
     async def drained(self) -> None:
         """Return when every reply has been taken by its client."""

@@ -60,7 +60,8 @@ def is_quiet(run: Run, raised: Raised, policy: Policy, at: float) -> bool:
     time, share = run.limits.get(LimitKind.TIME), _config(policy).limit_share
     # a little less, because the sum of two times may miss the share by a rounding
     return time is None or (
-        share == policy.nearing and run.clock.elapsed(at) < 0.999 * share * time.limit.threshold
+        share == policy.limits.nearing
+        and run.clock.elapsed(at) < 0.999 * share * time.limit.threshold
     )
 
 
@@ -74,7 +75,7 @@ def watched_of(run: Run, raised: Raised, policy: Policy, at: float) -> Watched:
         watched[EventType.ALERT_LIMIT] = Measure(round(used, 4), share, used >= share - 1e-9)
     if run.streak is not None:
         watched[EventType.ALERT_REPEATING] = Measure(
-            run.streak.count, policy.repeats, run.streak.said
+            run.streak.count, policy.limits.repeats, run.streak.said
         )
     if (since := run.unreachable_since) is not None:
         watched[EventType.ALERT_UNREACHABLE] = Measure(
@@ -91,7 +92,7 @@ def next_look(run: Run, raised: Raised, policy: Policy, at: float) -> float | No
     if since is not None and EventType.ALERT_UNREACHABLE not in raised:
         times.append(since + UNREACHABLE_AFTER)
     # at `nearing` the run's own clock looks, with the timer that it has anyway
-    if share != policy.nearing and EventType.ALERT_LIMIT not in raised:
+    if share != policy.limits.nearing and EventType.ALERT_LIMIT not in raised:
         times += _clock_reaches(run, share, at)
     return min(times, default=None)
 
@@ -113,7 +114,7 @@ def _used(run: Run, at: float) -> list[tuple[ActiveLimit, float]]:
     """Return each limit of which something is used, without what is only reserved."""
     time, account = run.limits.get(LimitKind.TIME), run.account
     found = [(time, run.clock.elapsed(at))] if time is not None else []
-    if account.known and run.remote is None:  # else all that it was granted counts as used
+    if account.known:
         for kind, active in run.limits.items():
             if (
                 kind is not LimitKind.TIME
@@ -133,7 +134,7 @@ def message_of(what: EventType, run: Run, policy: Policy, at: float) -> str:
             return f"{_share_of(active, used)} (alerts.limit_share is {share:g})"
         case EventType.ALERT_REPEATING if run.streak is not None:
             sentence = Repetition(tool=run.streak.tool, count=run.streak.count).sentence
-            return f"{sentence} (limits.repeats is {policy.repeats})"
+            return f"{sentence} (limits.repeats is {policy.limits.repeats})"
         case EventType.ALERT_UNREACHABLE if (since := run.unreachable_since) is not None:
             trouble = run.latest.known_trouble
             hosts = ", ".join(silence.host for silence in run.account.silences[:3])

@@ -53,7 +53,7 @@ class Charges:
                 budget.charged += change
                 self._ctx.measured = True
                 self._do_charge(budget, change)
-            if not budget.near and self._has_used(budget, self._ctx.policy.nearing):
+            if not budget.near and self._has_used(budget, self._ctx.policy.limits.nearing):
                 budget.near = True
                 self._publish(EventType.LIMIT_NEARING, run, budget)
             if not budget.over and self._has_used(budget, 1):

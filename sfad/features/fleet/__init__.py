@@ -5,8 +5,8 @@
 `part`      what of this a daemon does
 `node`      this node: its actor, ways to other nodes, and what is said about granted runs
 `preparing` what is decided about runs that are sent to other nodes, or come from them
-`process`   starts what makes this node's actor
-`ray`       what knows Ray: that process, and the actor
+`process`   starts what makes this node's actor, and what keeps Ray
+`ray`       what knows Ray: that process, the actor, and what keeps Ray alive
 `keeper`    finds out which node is the keeper, asks it for other features, and shares what these
             know
 `granted`   requests of other nodes about runs that they have granted to this one
@@ -14,8 +14,9 @@
             share of the tree and their lease; runs that other nodes have granted
 `heard`     what is told to it of these runs
 `verbs`     answers the actor, other nodes, and `sfactl fleet`
-`file_verbs` answers `put_files`, `fetch_files` and `get_files`
 `nodes`     the nodes, and how each is asked
+`pace`      how long one is waited for
+`health`    how the nodes are: ready, or what is missing
 `answers`   answers of a whole fleet, for the clients that ask for them
-`files`     files that are sent with runs, and brought back
+`files`     files that are sent with runs, and brought back; what is left here of their output
 """

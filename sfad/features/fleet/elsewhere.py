@@ -14,8 +14,9 @@ from .taking import Taking
 class OnNodes(Elsewhere):
     def __init__(self, core: Components) -> None:
         self._giving = Giving(
-            core.context, core.lifecycle, core.spending, core.stopping, core.pausing, core.attempts
-        )
+            core.context, core.lifecycle, core.spending, core.stopping, core.stop_requests,
+            core.pausing, core.attempts,
+        )  # fmt: skip
         self._taking = Taking(core.context, core.stopping, core.pausing)
 
     def share_out(self, run: Run) -> None:
@@ -36,6 +37,10 @@ class OnNodes(Elsewhere):
                 self._giving.refused(run, heard, at)
             case h.GrantSeen() as heard:
                 self._giving.seen(run, heard, at)
+            case h.GrantUsed() as heard:
+                self._giving.used(run, heard)
+            case h.GrantLate() as heard:
+                self._giving.late(run, heard, at)
             case h.GrantLost() as heard:
                 self._giving.lost(run, heard, at)
             case h.GrantRenewed():

@@ -1,10 +1,10 @@
 """The declaration."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from ...config_values import CLUSTER, NODE, SIZE
+from ...config_values import PATH, SIZE, Form
 from ...core.state.access import Access
 from ...core.state.policy import DURATION
 from ...feature import Feature, Section
@@ -18,6 +18,7 @@ from .messages import (
     ForgetNode,
     GetFiles,
     PutFiles,
+    Relay,
     ServeFleet,
     ShareSubscriptions,
     Tend,
@@ -27,23 +28,32 @@ SHIP = "ship"
 """What it decides about a run."""
 
 
+_CLUSTER = {"form": Form('"auto" or "HOST:PORT"')}
+_NODE = {"form": Form("a name of at most 63 letters, digits, dots, _ and -")}
+
+
 class FleetConfig(Struct, frozen=True, kw_only=True):
     """The cluster of Ray that this daemon is a node of."""
 
-    address: Annotated[str, Meta(pattern=r"^(auto|[^\s:]+:[0-9]{1,5})$", extra=CLUSTER)] | None = (
+    address: Annotated[str, Meta(pattern=r"^(auto|[^\s:]+:[0-9]{1,5})$", extra=_CLUSTER)] | None = (
         None
     )
     """`auto`: that of this machine. `None`: it is in no fleet."""
-    node: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", extra=NODE)] | None = (
+    node: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", extra=_NODE)] | None = (
         None
     )
     """`None`: the name of the host."""
     lease: Annotated[float, Meta(ge=5, le=86400, extra=DURATION)] = 60.0
     keeper: (
-        Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", extra=NODE)] | None
+        Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", extra=_NODE)] | None
     ) = None
     """The node that keeps the budgets of users and teams. `None`: the head's, or the one that was
     known before."""
+    token_file: Annotated[str, Meta(pattern=r"^/", extra=PATH)] | None = None
+    """The file with the cluster's token, for Ray. `None`: as the daemon's environment says."""
+    start: Literal["head", "node"] | None = None
+    """The daemon has a process start Ray, and start it again: as the head at `address`, or as a
+    node of that. `None`: systemd, or the operator, does."""
     insecure: bool = False
     """Also join a cluster that asks for no token."""
     ship_max: Annotated[int, Meta(ge=64 * 1024, le=1 << 40, extra=SIZE)] = 100 * 1024 * 1024
@@ -60,6 +70,7 @@ FEATURE = Feature(
         FleetStatus: _OF_FLEET,
         ForgetNode: _OF_FLEET,
         DrainNode: _OF_FLEET,
+        Relay: _OF_FLEET,
         ServeFleet: _OF_FLEET,
         FleetTold: _OF_FLEET,
         Tend: _OF_FLEET,

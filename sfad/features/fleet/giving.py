@@ -5,6 +5,8 @@ sent. What it has not used comes back when its node tells its end, and only then
 told, the whole share stays used."""
 
 from dataclasses import dataclass
+from dataclasses import replace as dataclass_replace
+from operator import attrgetter
 
 from msgspec.structs import replace
 
@@ -16,7 +18,7 @@ from ...core.life.attempts import AttemptTracker
 from ...core.life.lifecycle import Lifecycle
 from ...core.life.pausing import Pausing
 from ...core.life.spending import Spending
-from ...core.life.stopping import Stopping
+from ...core.life.stopping import Stopping, StopRequests
 from ...core.state.account import NOTHING, OpenReservation, Use
 from ...core.state.grants import Remote
 from ...core.state.limits import ActiveLimit
@@ -119,13 +121,16 @@ def _descendants(run: Run) -> int:
 # ---- What is sent
 
 
+_NAME = attrgetter("name")
+
+
 def grant_of(run: Run, node: str, stamp: str) -> Grant:
     """Return the grant of a run as it is sent to its node. `node`: this one. `stamp`: what that
     node's clock said."""
     assert run.remote is not None
-    birth, root = run.birth, run.root
-    if root.asked.grant is not None:
-        above, first = f"{root.asked.grant.giver}/{root.asked.grant.run}", root.asked.grant.root
+    birth, root, granted = run.birth, run.root, run.root.asked.grant
+    if granted is not None:
+        above, first = f"{granted.giver}/{granted.run}", granted.root
     else:
         above, first = f"{node}/{root.id}", f"{node}/{root.id}"
     parent = run.parent
@@ -136,9 +141,10 @@ def grant_of(run: Run, node: str, stamp: str) -> Grant:
         parent=None
         if parent is None
         else above
-        if parent is root and root.asked.grant is not None
+        if parent is root and granted is not None
         else f"{node}/{parent.id}",
         chain=[*root.birth.origin, *(each.identity for each in run.ancestors)],
+        names=[*(granted.names if granted is not None else ()), *map(_NAME, run.ancestors)],
         depth=len(run.ancestors) + root.birth.claimed_depth,
         max_depth=birth.max_depth.value,
         descendants=run.remote.descendants,
@@ -153,7 +159,8 @@ def grant_of(run: Run, node: str, stamp: str) -> Grant:
 def limits_to_send(run: Run, at: float) -> list[Limit]:
     """Return the limits that go with a grant. Its time is what it and the runs above it have
     left."""
-    found = [active.limit for active in run.limits.values()]
+    assert run.remote is not None
+    found = [_left(active, run.remote.used_before) for active in run.limits.values()]
     limits = [limit if KINDS[limit.kind].acts else replace(limit, action=None) for limit in found]
     left = [each.allowed_time - each.clock.elapsed(at) for each in run.lineage]
     time = run.limits.get(LimitKind.TIME)
@@ -169,6 +176,15 @@ def limits_to_send(run: Run, at: float) -> list[Limit]:
             )
         )
     return limits
+
+
+def _left(active: ActiveLimit, used_before: Use) -> Limit:
+    """Return a limit without what earlier attempts on other nodes are known to have used."""
+    limit, used = active.limit, used_before.of(active.limit.kind)
+    if not used or limit.kind not in _SHARED:
+        return limit
+    left = max(active.threshold - used, to_core(limit.kind, KINDS[limit.kind].least))
+    return replace(limit, threshold=to_wire(limit.kind, left))
 
 
 def wanted_of(run: Run, number: int, at: float) -> Wanted:
@@ -191,6 +207,7 @@ class Giving:
     _lifecycle: Lifecycle
     _spending: Spending
     _stopping: Stopping
+    _stop_requests: StopRequests
     _pausing: Pausing
     _attempts: AttemptTracker
 
@@ -215,7 +232,8 @@ class Giving:
         if remote.refunded or remote.reservation is None:
             return
         remote.refunded = True
-        self._spending.add_use(run, used, settled=remote.reservation)
+        self._spending.draw(run, remote.reservation, remote.used_before.plus(used))
+        self._spending.add_use(run, NOTHING, settled=remote.reservation)
         self._ctx.purses.changed = True
         run.admitted = admitted
         for above in run.ancestors:
@@ -301,7 +319,7 @@ class Giving:
         remote, state = run.remote, heard.state
         if remote is None or remote.node != heard.node:
             return
-        remote.heard_at = at
+        remote.heard_at, remote.unreached = at, ""
         if not remote.id:
             remote.id = state.id
             self._ctx.changed(run)
@@ -334,6 +352,30 @@ class Giving:
             self._ctx.save_and_record(run)
         if run.paused is not None and state.status is Status.PAUSED:
             self._pausing.frozen(run)
+
+    def used(self, run: Run, heard: h.GrantUsed) -> None:
+        """Show, and count, what the run has used: the rest of its share is only reserved."""
+        remote = run.remote
+        if (
+            remote is not None
+            and (remote.node, remote.id) == (heard.node, heard.id)
+            and remote.reservation is not None
+            and not remote.refunded
+        ):
+            self._spending.draw(run, remote.reservation, remote.used_before.plus(heard.used))
+
+    def late(self, run: Run, heard: h.GrantLate, at: float) -> None:
+        """Let no client wait for a node that does not answer: a run that was admitted is there, and
+        whether one that is stopped is gone cannot be known now."""
+        remote = run.remote
+        if remote is None or remote.node != heard.node:
+            return
+        if remote.unreached != heard.why:
+            remote.unreached = heard.why
+            self._ctx.changed(run)
+        self._lifecycle.answer_spawn(run)
+        if heard.why and run.status is Status.STOPPING:
+            self._stop_requests.unreached(run, at)
 
     def lost(self, run: Run, heard: h.GrantLost, at: float) -> None:
         if run.remote is not None and run.remote.node is not None:
@@ -378,7 +420,10 @@ class Giving:
                 run.move(Status.RUNNING)
             run.move(Status.RETRYING)
             self._lifecycle.halt_clock(run, at)
-            remote.away, remote.node, remote.id = remote.node, None, ""
+            remote.away, remote.node, remote.id, remote.unreached = remote.node, None, "", ""
+            known = run.account.sources.get("report", NOTHING)
+            # it is saved as 64 bits, and an agent may report any sum
+            remote.used_before = dataclass_replace(known, cost=min(known.cost or 0, 1 << 62))
             self._ctx.save_and_record(run)
             self._lifecycle.launch(run)
             return

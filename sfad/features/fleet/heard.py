@@ -52,6 +52,23 @@ class GrantSeen(Struct, frozen=True):
     state: GrantState
 
 
+class GrantUsed(Struct, frozen=True):
+    """The node of a run that goes on has told what the run and its descendants have used."""
+
+    node: str
+    id: RunId
+    """The run's, there."""
+    used: Use
+
+
+class GrantLate(Struct, frozen=True):
+    """The node of a run has not answered so far. `why`: since when it owes an answer, and what
+    follows, in words; empty if it may still be at work."""
+
+    node: str
+    why: str
+
+
 class GrantLost(Struct, frozen=True):
     """The node of a run has come back without it, or an operator says that it will not come
     back."""
@@ -72,4 +89,14 @@ class GrantTended(Struct, frozen=True):
     lease_until: float | None = None
 
 
-Heard = PlacementWaits | Placed | GrantRefused | GrantSeen | GrantLost | GrantRenewed | GrantTended
+Heard = (
+    PlacementWaits
+    | Placed
+    | GrantRefused
+    | GrantSeen
+    | GrantUsed
+    | GrantLate
+    | GrantLost
+    | GrantRenewed
+    | GrantTended
+)

@@ -69,7 +69,8 @@ class FleetKeeper(Keeper):
 
     async def _head(self) -> str | None:
         with suppress(OSError):
-            return next((node.name for node in await self._fleet.nodes() if node.head), None)
+            told = await self._fleet.told_by_actor("nodes")
+            return next((node.name for node in told.nodes if node.head), None)
         return None
 
     async def serve_shares(self) -> None:

@@ -3,6 +3,7 @@ runs that they have granted, and files that are sent with runs."""
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Literal
 
 from msgspec import Struct
@@ -16,15 +17,31 @@ PIECE = 1 << 20
 FLEET_VERSION = 1
 """Raised when two nodes would misread each other. They refuse each other then, with both
 numbers."""
+ACTOR_VERSION = 2
+"""Raised when an actor and its daemon would misread each other. The daemon has another actor made
+then."""
+VERSIONS_DIFFER = "install one version of sfad on both"
+"""What nodes say that refuse each other."""
+
+
+Missing = Literal["raylet", "actor", "daemon"]
+"""What a node lacks that is not ready: its part of the Ray cluster, the actor there that passes
+messages on, or the daemon."""
 
 
 class FleetNode(Struct, frozen=True, kw_only=True):
     name: str
     alive: bool = True
     """As Ray tells. It takes up to a minute to notice a machine that hangs."""
+    missing: Missing | None = None
+    """What the node lacks; `None`: it is ready."""
+    since: datetime | None = None
+    """When it was heard of last, if that is known."""
+    advice: str = ""
+    """What to do about what is missing."""
     address: str = ""
     version: str = ""
-    """Of sfad; empty if the node does not answer."""
+    """Of sfad; empty if its daemon does not answer."""
     python: str = ""
     ray: str = ""
     refused: str | None = None
@@ -40,12 +57,21 @@ class FleetStatus(Request, tag="fleet_status"):
 
     repeats = 1
 
+    here: bool = False
+    """Only what the daemon knows without asking: whether it and its actor live."""
+
 
 class FleetState(Reply, tag="fleet_state"):
     node: str
     address: str
     connected: bool
     """The node's actor is."""
+    raylet: bool = True
+    """Ray's process of this machine that has started the actor lives."""
+    version: str = ""
+    """Of sfad."""
+    python: str = ""
+    ray: str = ""
     trouble: str | None = None
     nodes: list[FleetNode] = []
     granted: dict[str, int] = {}
@@ -58,6 +84,23 @@ class FleetState(Reply, tag="fleet_state"):
     """Why it has not answered."""
     unreachable: dict[str, float] = {}
     """Seconds since nodes with live runs of this one were heard of, where that is long."""
+
+
+class Relay(Request, tag="relay"):
+    """Ask other nodes for the one that asks, as clients outside any run, each its request. Answered
+    by `Relayed`."""
+
+    repeats = 1
+
+    asks: dict[str, bytes]
+    """Requests as msgpack, by node."""
+    within: float
+    """Seconds that each has."""
+
+
+class Relayed(Reply, tag="relayed"):
+    answers: dict[str, bytes]
+    """Replies as msgpack, by node. Others have not answered."""
 
 
 class ForgetNode(Request, tag="forget_node"):
@@ -91,16 +134,21 @@ class ServeFleet(Request, tag="serve_fleet"):
 
     node: str
     version: int
+    ray: str = ""
+    """Its version."""
+    raylet: int = 0
+    """The process that has started the actor."""
     descriptors: int = 0
 
 
 class FleetPush(Reply, tag="fleet_push"):
     """Do something. `way`: pass on what comes through the descriptor, to a node. `place`: reserve
     for a run, but not on `node`, with which it was lost; `free`: no longer. `nodes`: tell all
-    nodes. `drain`, `undrain`: place no more runs on a node, or again. `keep`: remove the
-    reservations of this node's other runs. `end`: another actor has come."""
+    nodes. `heard`: tell which actors have answered, without asking. `drain`, `undrain`: place no
+    more runs on a node, or again. `keep`: remove the reservations of this node's other runs. `end`:
+    another actor has come."""
 
-    what: Literal["way", "place", "free", "nodes", "keep", "drain", "undrain", "end"]
+    what: Literal["way", "place", "free", "nodes", "heard", "keep", "drain", "undrain", "end"]
     number: int = 0
     node: str = ""
     run: RunId = ""
@@ -116,6 +164,8 @@ class FleetTold(Request, tag="fleet_told"):
     run: RunId = ""
     node: str | None = None
     """Where the run has room."""
+    heard: dict[str, float] = {}
+    """Seconds since the actors of other nodes have answered last."""
     waits: str | None = None
     """Why it has none."""
     infeasible: bool = False
@@ -141,6 +191,15 @@ class Tend(Request, tag="tend"):
     wait: float = 0.0
 
 
+class RunUse(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`None` is unknown."""
+
+    turns: int | None = None
+    messages: int | None = None
+    tokens: int | None = None
+    cost_usd: float | None = None
+
+
 class Tended(Reply, tag="tended"):
     stamp: str
     """The taker's boot and clock."""
@@ -148,6 +207,8 @@ class Tended(Reply, tag="tended"):
     """Those that have another status than `seen`, with totals."""
     gone: list[RunId] = []
     """Those that it does not know."""
+    used: dict[RunId, RunUse] = {}
+    """What the others have used so far, with what is below them."""
 
 
 # ---- What nodes tell each other for other features

@@ -12,15 +12,18 @@ repeated or late does no harm."""
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from functools import partial
+from typing import Literal
 
 import trio
 from msgspec.structs import replace
 
 from ...agents.setup_reader import NO_SETUPS
 from ...core import events as e
+from ...core.context import grace_of
 from ...core.state.access import Peer
 from ...core.state.account import Use
 from ...core.state.money import to_nanos
@@ -28,6 +31,8 @@ from ...core.state.policy import Invalid
 from ...core.state.request import Asked
 from ...core.state.run import Run
 from ...daemon.loop.seam import Heart
+from ...host.clock import wall_clock
+from ...processes import kernel
 from ...processes.own_processes import keep
 from ...protocol.conversation import Conversation, hello
 from ...protocol.errors import RequestError
@@ -43,7 +48,7 @@ from ...protocol.messages import (
     pack_message,
 )
 from ...protocol.requests.base import Reply, Request
-from ...protocol.types import ErrorCode, Reason, RunId, RunInfo, Ship, Status, Survivor, Wanted
+from ...protocol.types import ErrorCode, Reason, RunId, RunInfo, Ship, Status, Wanted
 from ...runs.live import Live
 from ...start.steps import CHANNELS
 from . import heard as h
@@ -51,7 +56,8 @@ from .feature import SHIP, FleetConfig
 from .files.kept import ShipRefused
 from .files.sending import Shipping
 from .giving import grant_of, limits_to_send, wanted_of
-from .messages import FleetNode, FleetPush, FleetTold, Tend, Tended
+from .messages import FleetPush, FleetTold, RunUse, ServeFleet, Tend, Tended
+from .pace import MOST, Pace
 
 # ---- A node, and its actor
 
@@ -62,8 +68,15 @@ Told = Callable[[FleetTold], None]
 NOT_JOINED = "this daemon is in no fleet: set fleet.address in its config (docs/fleet.md)"
 PASSED_ON = 10.0
 """Seconds that a node has to answer a request that is passed on to it."""
-QUIET = 5.0
+BEAT = 5.0
+"""Seconds within which a node that is followed, or executes runs of this one, is heard of."""
+QUIET = BEAT
 """Seconds after which a node that is followed is asked whether it lives."""
+
+
+PLACED_WITHIN = 1.0
+"""Seconds that the actor has to tell whether a node can take a run."""
+_NO_ACTOR = "the fleet's actor does not answer (sfactl fleet status)"
 
 
 class NotConnected(OSError):
@@ -120,9 +133,16 @@ class Fleet:
         """Live runs for which Ray has, or is to have, a reservation."""
         self._placing_here: set[RunId] = set()
         self._push: Push | None = None
+        self.actor: ServeFleet | None = None
+        """How the actor that connected last has begun."""
+        self._raylet: tuple[int, int] | None = None
+        """The process that has started it, and when that was started."""
+        self._asked_actor_at = trio.current_time()
         self._asked: dict[int, Told] = {}
         self._number = 0
         self._neighbours: dict[str, Neighbour] = {}
+        self._timers = heart.resources.timers
+        self.pace = Pace()
         self._nursery: trio.Nursery | None = None
         self._early: list[Neighbour] = []
         self.connected, self.disconnected = trio.Event(), trio.Event()
@@ -141,10 +161,12 @@ class Fleet:
 
     # ---- the actor
 
-    def connect_actor(self, push: Push) -> None:
+    def connect_actor(self, push: Push, actor: ServeFleet) -> None:
         """Use this connection of the node's actor from now on. An actor before it is told to
         end."""
         before, self._push = self._push, push
+        self.actor, found = actor, kernel.stat(actor.raylet) if actor.raylet else None
+        self._raylet = (actor.raylet, found.started) if found is not None else None
         if before is not None:
             before(FleetPush(id=0, what="end"), ())
         self.connected.set()
@@ -170,6 +192,11 @@ class Fleet:
     def is_connected(self) -> bool:
         return self._push is not None
 
+    @property
+    def raylet_lives(self) -> bool:
+        """Whether the process that has started the actor is alive, as far as it can be seen."""
+        return self._raylet is None or kernel.is_alive(*self._raylet)
+
     def told(self, told: FleetTold) -> None:
         if told.run:
             self._place_told(told)
@@ -180,8 +207,8 @@ class Fleet:
         """Call `then` with all nodes. Raise `NotConnected`."""
         self.ask(FleetPush(id=0, what="nodes"), then)
 
-    async def nodes(self) -> list[FleetNode]:
-        """Return all nodes. It may take long. Raise `OSError`."""
+    async def told_by_actor(self, what: Literal["nodes", "heard"]) -> FleetTold:
+        """Return what the actor tells. It may take long. Raise `OSError`."""
         answered, found = trio.Event(), FleetTold(id=0)
 
         def told(told: FleetTold) -> None:
@@ -189,11 +216,11 @@ class Fleet:
             found = told
             answered.set()
 
-        self.ask_nodes(told)
+        self.ask(FleetPush(id=0, what=what), told)
         await answered.wait()
         if found.refused is not None:
             raise OSError(found.refused)
-        return found.nodes
+        return found
 
     def ask(self, push: FleetPush, then: Told) -> None:
         """Have the actor do something, and call `then` with its answer. Raise `NotConnected`."""
@@ -249,6 +276,7 @@ class Fleet:
     # ---- placing
 
     def _ask_for_place(self, run: Run) -> None:
+        self._asked_actor_at = trio.current_time()
         try:
             away = run.remote.away if run.remote is not None else None
             self._send(
@@ -319,7 +347,7 @@ class Fleet:
         )
         order = replace(live.order, placing=None, ship=live.parts.of(SHIP))
         p, around = await self._prepare(order, peer, live.credentials)
-        live.take(p.command, p.output, p.parts, p.program, p.asked.shown.argv)
+        live.take(p.command, p.output, p.parts, p.program, p.session_files)
         live.setups = around.setups if around.caller is None else NO_SETUPS
         return p.asked
 
@@ -330,6 +358,7 @@ class Fleet:
         assert run.remote is not None
         self.remote[run.id] = self._elsewhere
         self._placed.add(run.id)
+        self.expect(run)
         if run.remote.node is None:
             self._ask_for_place(run)
             return
@@ -343,20 +372,68 @@ class Fleet:
         neighbour.look()
 
     def survey(self, run_id: RunId) -> None:
-        """Tell the core that a run on another node is alive."""
-        remote = self._catalogue.live[run_id].run.remote
-        node = remote.node if remote is not None else None
-        why = f"on node {node}, which has not told yet that it has stopped"
-        survivor = Survivor(pid=0, run_id=run_id, why=why)
-        self._feed(e.Surveyed(trio.current_time(), run_id, (survivor,)))
+        """Tell the core that a run on another node may be alive."""
+        self._unreached(self._catalogue.live[run_id].run)
 
-    def look(self) -> None:
+    # ---- nodes that owe an answer
+
+    def expect(self, run: Run) -> None:
+        """Have the clients answered that wait for a run, if its node does not answer."""
+        if run.remote is not None and ("fleet", run.id) not in self._timers:
+            node = run.remote.node
+            seconds = self.pace.patience(node) if node is not None else PLACED_WITHIN
+            self._timers.arm(
+                ("fleet", run.id), trio.current_time() + seconds, partial(self._overdue, run.id)
+            )
+
+    def _overdue(self, run_id: RunId) -> None:
+        live = self._catalogue.live.get(run_id)
+        if live is None or live.run.remote is None:
+            return
+        run, remote = live.run, live.run.remote
+        if remote.node is None:
+            if run.status is not Status.STOPPING:
+                why = remote.waits or f"{_NO_ACTOR} since {self._wall(self._asked_actor_at)}"
+                self.hear(run_id, h.PlacementWaits(why, remote.infeasible))
+            return
+        neighbour = self._neighbours.get(remote.node)
+        if neighbour is None or neighbour.silent >= 0.9 * self.pace.patience(remote.node):
+            self._unreached(run)
+        elif run.admit_token is not None and trio.current_time() - remote.heard_at > MOST:
+            self.hear(run_id, h.GrantLate(remote.node, ""))
+        if run.status is Status.STOPPING or run.admit_token is not None:
+            self.expect(run)
+
+    def _unreached(self, run: Run) -> None:
+        assert run.remote is not None
+        remote, node = run.remote, run.remote.node or ""
+        since = f"not reached since {self._wall(remote.heard_at)}"
+        over_at = remote.over_at(grace_of(run, self._machine.policy))
+        if run.status is not Status.STOPPING:
+            why = f"{since}; sfactl fleet nodes tells more"
+        elif over_at is None:
+            why = f"{since}; it will be stopped when node {node} is heard of, and lives until then"
+        else:
+            until = f"at the latest when its lease ends at {self._wall(over_at)}"
+            why = f"{since}; it will be stopped when node {node} is heard of, {until}"
+        self.hear(run.id, h.GrantLate(node, why))
+
+    def _wall(self, at: float) -> str:
+        """Return a time of this daemon's clock as people read it."""
+        moment = wall_clock() + timedelta(seconds=at - trio.current_time())
+        return f"{moment.astimezone():%H:%M:%S}"
+
+    def changed(self, runs: Collection[Run]) -> None:
         """Tell other nodes what is wanted of runs there, if that has changed."""
+        for run in runs:
+            if run.status is Status.STOPPING:
+                self.expect(run)
         for neighbour in self._neighbours.values():
             neighbour.look()
 
     def ended(self, run: Run) -> None:
         self.remote.pop(run.id, None)
+        self._timers.disarm(("fleet", run.id))
         if run.id in self._placed:
             self._placed.discard(run.id)
             with suppress(NotConnected):  # else the next actor is told which to keep
@@ -369,11 +446,16 @@ class Fleet:
         if placing is not None and not placing.restart_elsewhere:
             self._spool.spawns.forget(run)
 
-    def runs_on(self, node: str) -> Iterator[Run]:
+    def runs_elsewhere(self) -> Iterator[Run]:
+        """Yield the live runs that execute on other nodes, or are to."""
         for run_id in list(self.remote):
-            live = self._catalogue.live.get(run_id)
-            if live is not None and live.run.remote is not None and live.run.remote.node == node:
+            if (live := self._catalogue.live.get(run_id)) is not None:
                 yield live.run
+
+    def runs_on(self, node: str) -> Iterator[Run]:
+        for run in self.runs_elsewhere():
+            if run.remote is not None and run.remote.node == node:
+                yield run
 
     def forget(self, node: str) -> list[RunId]:
         """Give up this node's runs there."""
@@ -409,7 +491,7 @@ class Fleet:
         """Note that a node was heard of, so that its runs are not shown as unreachable."""
         for run in self.runs_on(node):
             if run.remote is not None:
-                run.remote.heard_at = at
+                run.remote.heard_at, run.remote.unreached = at, ""
 
     def left(self, neighbour: "Neighbour") -> None:
         self._neighbours.pop(neighbour.node, None)
@@ -482,7 +564,10 @@ class Neighbour:
         self._fleet = fleet
         self._changed = trio.Event()
         self._stamp = ""
-        self._heard_at = 0.0
+        self._heard_at = trio.current_time()
+        """When it was heard of last; at first, when it was first spoken to."""
+        self._owed_since: float | None = None
+        """When something was sent that it answers at once, and has not answered."""
         self._wanted: dict[RunId, Wanted] = {}
         """What was sent last."""
         self._seen: dict[RunId, str] = {}
@@ -495,6 +580,7 @@ class Neighbour:
         """Runs whose files are being sent."""
         self._tends = 0
         self._last = 0
+        self._connected = False
 
     def look(self) -> None:
         self._changed.set()
@@ -511,6 +597,8 @@ class Neighbour:
                 await self._speak(sock)
         except* (OSError, ProtocolError, trio.TooSlowError) as errors:
             why = str(errors.exceptions[0])
+        finally:
+            self._connected = False
         return why
 
     def _lost(self, why: str, _pause: float) -> None:
@@ -526,6 +614,7 @@ class Neighbour:
         self._seen.clear()
         self._shipping.clear()
         self._tends = 0
+        self._owed_since, self._connected = None, True
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._read, sock)
             await self._send(sock, [hello(f"fleet {self._fleet.node}")])
@@ -544,7 +633,15 @@ class Neighbour:
     def _interval(self) -> float:
         """Seconds that the other node may wait before it answers. Three of them fit into a
         lease."""
-        return self._fleet._config.lease / 4
+        return min(self._fleet._config.lease / 4, BEAT)
+
+    @property
+    def silent(self) -> float:
+        """Seconds for which it owes an answer."""
+        now = trio.current_time()
+        if not self._connected:
+            return now - self._heard_at
+        return now - self._owed_since if self._owed_since is not None else 0.0
 
     async def _send(self, sock: trio.socket.SocketType, frames: Iterable[bytes]) -> None:
         data = bytearray().join(frames)
@@ -580,7 +677,9 @@ class Neighbour:
             self._wanted = told
             self._last += 1
             self._tends = self._last
-            wait = self._interval if taken else 0.0
+            wait = self._interval if taken and not changed else 0.0
+            if self._owed_since is None and not wait:
+                self._owed_since = now
             seen = {id_: self._seen[id_] for id_ in told if id_ in self._seen}
             yield Tend(
                 id=self._last, giver=fleet.node, echo=self._stamp, runs=told, seen=seen, wait=wait
@@ -687,7 +786,7 @@ class Neighbour:
         """Return what comes next. Raise `TooSlowError` where the node owes an answer for too
         long."""
         while True:
-            with trio.move_on_after(3 * self._interval):
+            with trio.move_on_after(2 * self._interval + MOST):
                 return await sock.recv(65536)
             if self._has_runs:
                 raise trio.TooSlowError(f"node {self.node} does not answer")
@@ -699,8 +798,13 @@ class Neighbour:
             case Welcome():
                 pass
             case Tended():
+                if self._owed_since is not None:
+                    fleet.pace.answered(self.node, now - self._owed_since)
+                    self._owed_since = None
                 self._stamp, self._heard_at = reply.stamp, now
                 fleet.heard(self.node, now)
+                for run_id, used in reply.used.items():
+                    self._used(run_id, used)
                 for info in reply.runs:
                     self._seen[info.id] = str(info.status)
                     self._told(info)
@@ -733,6 +837,18 @@ class Neighbour:
             if run.remote is not None and run.remote.id == info.id:
                 self._fleet.hear(run.id, h.GrantSeen(self.node, state_of(info)))
                 return
+
+    def _used(self, run_id: RunId, used: RunUse) -> None:
+        for run in self._fleet.runs_on(self.node):
+            if run.remote is not None and run.remote.id == run_id:
+                use = Use(
+                    turns=used.turns,
+                    messages=used.messages,
+                    input_tokens=used.tokens,
+                    cost=to_nanos(used.cost_usd),
+                )
+                if run.account.sources.get("report") != run.remote.used_before.plus(use):
+                    self._fleet.hear(run.id, h.GrantUsed(self.node, run_id, use))
 
     def _gone(self, run_id: RunId) -> None:
         for run in self._fleet.runs_on(self.node):

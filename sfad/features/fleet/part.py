@@ -6,14 +6,16 @@ from pathlib import Path
 import trio
 
 from ...core.state.run import Run
-from ...daemon.loop.seam import Heart, Launch, Part
+from ...daemon.loop.seam import Heart, Launch, Machines, Part
 from ...host.tasks import keep_serving
 from ...runs.live import Live
 from .feature import FleetConfig
-from .file_verbs import FileVerbs
 from .files.kept import ShippedFiles
+from .files.remains import Remains
 from .files.sending import Shipping
+from .files.verbs import FileVerbs
 from .granted import GrantedRuns
+from .health import Health
 from .keeper import FleetKeeper
 from .node import Fleet
 from .nodes import Nodes
@@ -27,22 +29,32 @@ def part(heart: Heart) -> Part:
     files = ShippedFiles(Path(resources.state_dir), config.ship_max)
     shipping = Shipping(files, heart.commands, heart.catalogue.live)
     fleet = Fleet(config, heart, shipping)
-    process = FleetProcess(config, fleet, resources.launcher, resources.log, sock=resources.socket)
+    process = FleetProcess(config, fleet, resources.launcher, resources.log,
+        sock=resources.socket, lock=Path(resources.state_dir, "ray"),
+    )  # fmt: skip
     keeper = FleetKeeper(config, fleet, heart)
     granted = GrantedRuns(resources.timers)
     preparing = Preparing(fleet, shipping)
-    verbs = FleetVerbs(config, fleet, process, keeper, granted, Nodes(fleet), heart)
-    of_files = FileVerbs(fleet, shipping, resources.launcher)
+    nodes = Nodes(fleet, resources.spool.values)
+    health = Health(fleet, nodes, process)
+    verbs = FleetVerbs(config, fleet, process, keeper, granted, nodes, health, heart)
+    remains = Remains(fleet, Path(resources.state_dir, "elsewhere"), shipping)
+    of_files = FileVerbs(fleet, shipping, resources.launcher, remains)
 
     async def serve() -> None:
         async with trio.open_nursery() as nursery:
-            for each in (fleet.serve, process.serve, keeper.serve, keeper.serve_shares):
+            serving = (fleet.serve, process.serve, remains.serve)
+            for each in (*serving, keeper.serve, keeper.serve_shares):
                 nursery.start_soon(keep_serving, each, resources.log.internal_error)
 
     def changed(runs: Collection[Run]) -> None:
         if fleet.remote:
-            fleet.look()
+            fleet.changed(runs)
         granted.changed(runs)
+
+    def ended(run: Run) -> None:
+        fleet.ended(run)
+        remains.ended(run)
 
     def launch(live: Live, given: Launch) -> Launch:
         step = shipping.first_step(live)
@@ -56,13 +68,11 @@ def part(heart: Heart) -> Part:
         serve=serve,
         look=preparing.look,
         check=preparing.check,
-        prepare_elsewhere=preparing.elsewhere,
         launch=launch,
-        place=fleet.place,
         changed=changed,
-        ended=fleet.ended,
-        answer_there=of_files.answer_there,
-        keeper=keeper,
+        ended=ended,
+        machines=Machines(preparing.elsewhere, fleet.place, of_files.answer_there, keeper),
         shared_changed=keeper.shares_changed,
-        kept=shipping,
+        is_own=process.is_of_ray if config.start is not None else None,
+        kept=remains,
     )

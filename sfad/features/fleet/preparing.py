@@ -1,5 +1,5 @@
 """What is decided about runs that are sent to other nodes, or come from them: steps of
-`start.prepare`."""
+`Starting.prepare`."""
 
 import os
 

@@ -1,31 +1,50 @@
 """The process that makes this node's actor: starts it where there is none, and ends with what it
 says."""
 
+from contextlib import suppress
+from pathlib import Path
+
 import trio
 
 from ...host.log import Log
+from ...processes import kernel
 from ...processes.launcher import Launcher
 from ...processes.own_processes import OwnProcess, keep
 from . import ray
 from .feature import FleetConfig
 from .node import Fleet
+from .ray import command
 
 PATIENCE = 3.0
 """Seconds that an actor has to connect by itself: that of an earlier daemon, or one that Ray starts
 again."""
-PAUSE, PAUSE_MAX = 1.0, 60.0
+PAUSE, PAUSE_MAX = 1.0, 15.0
 """Seconds until the next is started where one could not make an actor."""
+KEEPING = f"{ray.__name__}.keeping"
+GENERATIONS = 16
+"""Ancestors of a process that are looked at."""
 LIFETIME = 120.0
 """Seconds after which one that hangs is killed: the head of the cluster may not answer."""
 
 
 class FleetProcess:
     def __init__(
-        self, config: FleetConfig, fleet: Fleet, launcher: Launcher, log: Log, *, sock: str
+        self,
+        config: FleetConfig,
+        fleet: Fleet,
+        launcher: Launcher,
+        log: Log,
+        *,
+        sock: str,
+        lock: Path,
     ) -> None:
+        """`lock`: a file that the process which keeps Ray has locked."""
         self._config = config
         self._fleet = fleet
-        self._process = OwnProcess(launcher)
+        self._process, self._ray = OwnProcess(launcher), OwnProcess(launcher)
+        self._lock = lock
+        self._keeper = 0, 0
+        """The process that keeps Ray, and when it was started."""
         self._log = log
         self._daemon = sock
         self._said = ""
@@ -36,7 +55,50 @@ class FleetProcess:
         """Have an actor made whenever none is connected, until cancelled."""
         if self._config.address is None:
             await trio.sleep_forever()
-        await keep(self._make, self._failed, PAUSE, PAUSE_MAX)
+        async with trio.open_nursery() as nursery:
+            if self._config.start is not None:
+                nursery.start_soon(self._serve_ray)
+            await keep(self._make, self._failed, PAUSE, PAUSE_MAX)
+
+    async def _serve_ray(self) -> None:
+        """Have Ray started, and started again, until cancelled."""
+        await keep(self._guard_ray, self._failed, PAUSE, PAUSE_MAX)
+
+    async def _guard_ray(self) -> str | None:
+        said = ""
+
+        def heard(line: str) -> None:
+            nonlocal said
+            said = line
+
+        config = self._config
+        where = str(config.address)
+        if config.start == command.HEAD:
+            where = f"{command.HEAD}:{where.rpartition(':')[2]}"
+        words = ["-m", KEEPING, "--lock", str(self._lock), "--node", self._fleet.node]
+        how = await self._ray.run([*words, *self._token, where], heard)
+        return f"Ray is not kept: {said or how}"
+
+    def is_of_ray(self, pid: int) -> bool:
+        """Return whether a process belongs to the Ray that is kept here: a descendant of the
+        daemon that is in no run."""
+        if not kernel.is_alive(*self._keeper):
+            with suppress(OSError, ValueError):
+                keeper, started = self._lock.read_text().split()
+                self._keeper = int(keeper), int(started)
+        for _ in range(GENERATIONS):
+            found = kernel.stat(pid)
+            if found is None or pid <= 1:
+                return False
+            if (pid, found.started) == self._keeper:
+                return True
+            pid = found.parent
+        return False
+
+    @property
+    def _token(self) -> list[str]:
+        file = self._config.token_file
+        return ["--token-file", file] if file is not None else []
 
     async def _make(self) -> str | None:
         """Have an actor made once none is connected. Return why there is none."""
@@ -70,6 +132,7 @@ class FleetProcess:
 
         words = ["-m", ray.__name__, "--daemon", self._daemon, "--node", self._fleet.node]
         words += ["--insecure"] if self._config.insecure else []
+        words += self._token
         how = await self._process.run([*words, str(self._config.address)], heard)
         self._said = said
         return how

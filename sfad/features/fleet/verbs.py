@@ -4,6 +4,10 @@ has granted to this node."""
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import trio
+from msgspec.structs import replace
+
+from ...core.state.money import to_usd
 from ...daemon.loop.seam import Answer, Heart
 from ...daemon.server.asker import Asker
 from ...daemon.server.checks import MAX_CHOSEN
@@ -11,21 +15,23 @@ from ...host.clock import after_stamp, stamp
 from ...protocol.errors import check_most, unavailable
 from ...protocol.messages import Done, FleetNodes, OverFleet
 from ...protocol.requests.base import Request
-from ...protocol.types import ErrorCode, RunId, RunInfo
+from ...protocol.types import ErrorCode, LimitKind, RunId, RunInfo
 from .answers.requests import FleetClient
 from .feature import FleetConfig
 from .granted import GrantedRuns
+from .health import Health
 from .heard import GrantTended
 from .keeper import FleetKeeper
 from .messages import (
-    FLEET_VERSION,
+    ACTOR_VERSION,
     DrainNode,
     FleetPush,
-    FleetState,
     FleetStatus,
     FleetTold,
     ForgetNode,
     Forgotten,
+    Relay,
+    RunUse,
     ServeFleet,
     SharedSubscriptions,
     ShareSubscriptions,
@@ -36,6 +42,9 @@ from .node import Fleet
 from .nodes import Nodes
 from .process import FleetProcess
 
+DRAINED_WITHIN = 1.0
+"""Seconds that Ray has to note that a node is drained."""
+
 
 @dataclass(frozen=True, slots=True)
 class FleetVerbs:
@@ -45,6 +54,7 @@ class FleetVerbs:
     _keeper: FleetKeeper
     _granted: GrantedRuns
     _nodes: Nodes
+    _health: Health
     _heart: Heart
 
     def all(self) -> Mapping[type[Request], Answer]:
@@ -53,6 +63,7 @@ class FleetVerbs:
             FleetStatus: self._fleet_status,
             ForgetNode: self._forget_node,
             DrainNode: self._drain_node,
+            Relay: self._relay,
             ServeFleet: self._serve_fleet,
             FleetTold: self._fleet_told,
             ShareSubscriptions: self._share_plans,
@@ -69,58 +80,69 @@ class FleetVerbs:
             asker.reply(FleetNodes(id=asker.id, node=nodes.own, nodes=nodes.names))
             FleetClient(nodes, asker.connection)
 
-    def _fleet_status(self, asker: Asker, _request: FleetStatus) -> None:
-        fleet = self._fleet
+    async def _fleet_status(self, asker: Asker, request: FleetStatus) -> None:
+        fleet, state = self._fleet, self._health.here()
         granted, taken, away = fleet.counts()
-        state = FleetState(
+        state = replace(
+            state,
             id=asker.id,
-            node=fleet.node,
             address=self._config.address or "",
-            connected=fleet.is_connected,
-            trouble=self._process.trouble,
             granted=granted,
             taken=taken,
             keeper=self._keeper.node,
             keeper_trouble=self._keeper.trouble,
             unreachable=away,
         )
-        if not fleet.is_connected:
+        if request.here or not fleet.enabled:
             asker.reply(state)
             return
-        is_wanted = asker.defer()
+        await asker.aside()
+        nodes, trouble = await self._health.look()
+        if asker.still_wanted():
+            asker.reply(replace(state, nodes=nodes, trouble=trouble))
 
-        def told(told: FleetTold) -> None:
-            if is_wanted():
-                state.nodes, state.trouble = told.nodes, told.refused
-                asker.reply(state)
-
-        fleet.ask_nodes(told)
+    async def _relay(self, asker: Asker, request: Relay) -> None:
+        """Ask other nodes for one that has many to ask."""
+        check_most("nodes in one request", len(request.asks), MAX_CHOSEN)
+        await asker.aside()
+        relayed = await self._nodes.relay(request)
+        if asker.still_wanted():
+            asker.reply(replace(relayed, id=asker.id))
 
     def _forget_node(self, asker: Asker, request: ForgetNode) -> None:
         asker.reply(Forgotten(id=asker.id, runs=self._fleet.forget(request.node)))
 
     def _drain_node(self, asker: Asker, request: DrainNode) -> None:
         is_wanted = asker.defer()
+        key = "drain", asker.connection.number, asker.id
 
         def told(told: FleetTold) -> None:
+            self._heart.resources.timers.disarm(key)
             if is_wanted() and told.refused is not None:
                 asker.fail(ErrorCode.UNAVAILABLE, told.refused)
             elif not asker.answered:
                 asker.reply(Done(id=asker.id))
 
+        late = FleetTold(
+            id=0,
+            refused=f"Ray has not answered within {DRAINED_WITHIN:g} s, and may do it later; "
+            "sfactl fleet nodes shows whether it has",
+        )
         self._fleet.ask(
             FleetPush(id=0, what="undrain" if request.undo else "drain", node=request.node), told
         )
+        at = trio.current_time() + DRAINED_WITHIN
+        self._heart.resources.timers.arm(key, at, lambda: told(late))
 
     # ---- `serve_fleet`, `fleet_told`: for the node's actor
 
     def _serve_fleet(self, asker: Asker, request: ServeFleet) -> None:
         fleet, connection = self._fleet, asker.connection
-        if request.version != FLEET_VERSION or request.node != fleet.node:
+        if request.version != ACTOR_VERSION or request.node != fleet.node:
             theirs = f"node {request.node} with version {request.version}"
             raise unavailable(
                 f"the actor is of {theirs} of the fleet's messages; "
-                f"this is node {fleet.node} with version {FLEET_VERSION}"
+                f"this is node {fleet.node} with version {ACTOR_VERSION}"
             )
 
         def push(message: FleetPush, descriptors: Sequence[int]) -> None:
@@ -131,7 +153,7 @@ class FleetVerbs:
 
         connection.on_close = lambda: fleet.gone(push)
         asker.reply(Done(id=asker.id))
-        fleet.connect_actor(push)
+        fleet.connect_actor(push, request)
 
     def _fleet_told(self, asker: Asker, request: FleetTold) -> None:
         asker.reply(Done(id=asker.id))
@@ -178,9 +200,11 @@ class _Tending:
             return True
         rows: list[RunInfo] = []
         gone: list[RunId] = []
+        same: list[RunId] = []
         for run_id in request.runs:
             live = asker.runtime.catalogue.live.get(run_id)
             if live is not None and request.seen.get(run_id) == live.run.status:
+                same.append(run_id)
                 continue
             info = asker.runtime.catalogue.info(run_id)
             if info is None or info.fleet is None or info.fleet.giver != request.giver:
@@ -196,9 +220,23 @@ class _Tending:
                     stamp=stamp(),
                     runs=asker.runtime.catalogue.with_totals(rows),
                     gone=gone,
+                    used={run_id: used for run_id in same if (used := self._used(run_id))},
                 )
             )
         return True
+
+    def _used(self, run_id: RunId) -> RunUse | None:
+        """Return what a live run has used; `None` if nothing is known of that."""
+        account = self._asker.runtime.catalogue.live[run_id].run.account
+        if not account.known:
+            return None
+        own, (tokens, cost) = account.best, map(account.spent, (LimitKind.TOKENS, LimitKind.COST))
+        return RunUse(
+            turns=own[1].turns if own is not None else None,
+            messages=own[1].messages if own is not None else None,
+            tokens=None if tokens is None else int(tokens),
+            cost_usd=to_usd(None if cost is None else int(cost)),
+        )
 
     @property
     def wait(self) -> float:

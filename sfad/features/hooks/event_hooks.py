@@ -15,11 +15,10 @@ import trio
 from ...core.context import MAX_EVENTS, EventRate
 from ...host.tasks import Background
 from ...processes.contained_commands import CommandResult, ContainedCommand, ContainedCommands
-from ...protocol.event_types import HOOK_TYPES
 from ...protocol.messages import HookState
 from ...protocol.types import SEVERITIES, Event, RunId
 from .fair_queue import FairQueue
-from .feature import CHANNEL, Hook
+from .feature import CHANNEL, TYPES, Hook
 from .programs import program_trouble
 from .reports import HookLabel, HookReports, event_json, event_variables
 
@@ -193,7 +192,7 @@ class EventHooks:
 
     def types_of(self, name: str) -> list[str]:
         """Return the types of events that start a hook. Raises `KeyError`."""
-        return [each for each in HOOK_TYPES if self._hooks[name].wants_type(each)]
+        return [each for each in TYPES if self._hooks[name].wants_type(each)]
 
     async def test(self, name: str, event: Event) -> CommandResult | None:
         """Execute a hook for an invented event; `None` if too many tests of it run already. Raises

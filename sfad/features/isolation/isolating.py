@@ -1,7 +1,7 @@
 """Whether a run is isolated, and what its sandbox is given."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 from msgspec.structs import replace
@@ -9,7 +9,6 @@ from msgspec.structs import replace
 from ...core.state.naming import program_name
 from ...core.state.policy import Invalid
 from ...daemon.loop.seam import Heart, Launch
-from ...gateway.egress_rules import is_model_api
 from ...protocol.errors import unavailable
 from ...protocol.known import KNOWN_PROGRAMS
 from ...protocol.texts.egress import Destination, destination
@@ -49,14 +48,15 @@ class IsolationImpossible(Exception):
     """This machine cannot isolate the run. The message says why, and what to do."""
 
 
-def _destinations(texts: Sequence[str]) -> dict[Destination, str]:
-    """Return entries of `--egress`, each with its text. Raise `Invalid`."""
+def _destinations(texts: Sequence[str], is_model: Callable[[str], bool]) -> dict[Destination, str]:
+    """Return entries of `--egress`, each with its text. `is_model`: see `Leading`. Raise
+    `Invalid`."""
     try:
         found = {destination(text): text for text in texts}
     except ValueError as error:
         raise Invalid(f"--egress: {error}") from None
     for entry, text in found.items():
-        if is_model_api(entry.host):
+        if is_model(entry.host):
             raise Invalid(
                 f"--egress: {text} is the API of a model, which a run reaches through the gateway: "
                 "leave it out"
@@ -79,21 +79,20 @@ def _of(caller: Live | None) -> Isolation | None:
 class Isolating:
     def __init__(self, heart: Heart) -> None:
         self._heart = heart
-        self._gateways = heart.gateways
+        self._leading = heart.parts().leading()
         self.reconfigure()
 
     def reconfigure(self) -> None:
         self._config = self._heart.section("isolation", IsolationConfig)
-        keys = (each.key_file for each in self._heart.config().gateway.upstreams.values())
         # the config names programs that the daemon executes
         self._hidden = [
             self._heart.resources.state_dir,
             *map(str, self._heart.config_files()),
-            *(path for path in keys if path is not None),
+            *self._leading.key_files(),
         ]
 
     def isolate(self, p: Prepared, around: Surroundings) -> None:
-        """A step of `start.prepare`: decide what the run's sandbox has."""
+        """A step of `Starting.prepare`: decide what the run's sandbox has."""
         try:
             p.parts.decide(ISOLATION, self._decided(p, around))
         except IsolationImpossible as error:
@@ -145,12 +144,12 @@ class Isolating:
             raise Invalid(
                 "--egress leads through the gateway, and this run has none: start it with --gateway"
             )
-        wanted = _destinations(asked)
+        wanted = _destinations(asked, self._leading.is_model)
         if caller is None or inherited is None or inherited.network:
             return [] if network else [*asked, *self._config.egress]
         if not asked:
             return inherited.egress
-        more = wanted.keys() - _destinations(inherited.egress).keys()
+        more = wanted.keys() - _destinations(inherited.egress, self._leading.is_model).keys()
         if more:
             raise Invalid(
                 f"run {caller.run.id} is isolated, so what it starts has at most its --egress: "
@@ -183,7 +182,7 @@ class Isolating:
         gated = bool(live.parts.gateway)
         sandbox = self.sandbox_of(
             isolation,
-            gateway=self._gateways.of(live.uid).port if gated and not isolation.network else None,
+            gateway=self._leading.port(live.uid) if gated and not isolation.network else None,
             terminal=given.terminal,
             stand_ins=given.stand_ins,
         )
@@ -196,9 +195,9 @@ class Isolating:
     def _environment(self, live: Live, env: list[bytes], egress: Sequence[str]) -> list[bytes]:
         """Return the environment of a run that reaches hosts through the gateway: that is its
         proxy. A person's is left out, because the run cannot reach it. Raises `OSError`."""
-        token = self._gateways.token(live.run.id)
+        token = self._leading.token(live.run.id)
         user = f"{token}:run@" if token is not None else ""
-        proxy = f"http://{user}127.0.0.1:{self._gateways.of(live.uid).port}"
+        proxy = f"http://{user}127.0.0.1:{self._leading.port(live.uid)}"
         # the gateway itself, and what the run serves within its sandbox
         direct = (
             "127.0.0.1"

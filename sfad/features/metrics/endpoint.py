@@ -12,10 +12,9 @@ from pathlib import Path
 
 import trio
 
-from ...config_values import listen_address
 from ...host.log import Log
 from ...host.socket_file import PathError, bind_socket, unbind_socket
-from .feature import MetricsConfig
+from .feature import MetricsConfig, listen_address
 
 MAX_CONNECTIONS = 8
 """Of more, the one that the daemon has waited for longest is closed: a client that asks nothing

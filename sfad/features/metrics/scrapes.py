@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
-from ...gateway.http_connection import ClientGoneError, HttpConnection
+from ...host.http_connection import ClientGoneError, HttpConnection
 from ...host.metrics import METRICS, Histogram, Labels, Metric, Values
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

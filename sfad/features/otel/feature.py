@@ -33,7 +33,6 @@ FEATURE = Feature(
         Section(
             "otel",
             OtelConfig,
-            either=(("headers_file", "headers_env", "headers come from one place"),),
         ),
     ),
     part="part",

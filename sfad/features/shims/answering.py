@@ -5,7 +5,7 @@ import os
 from ...agents import OWN_SERVERS
 from ...agents.own_server import ServerCall
 from ...core.state.naming import executes, program_name
-from ...daemon.loop.gateway_routing import GatewaySteps
+from ...daemon.loop.leading import Leading
 from ...daemon.loop.own_servers import server_call
 from ...processes import kernel
 from ...protocol.messages import OwnProgram, OwnServerAsked, Reply, Spawn
@@ -14,8 +14,8 @@ from ...start.prepared import Surroundings
 
 
 class Answering:
-    def __init__(self, gateway: GatewaySteps) -> None:
-        self._gateway = gateway
+    def __init__(self, leading: Leading) -> None:
+        self._leading = leading
 
     def instead_of_run(self, request_id: int, around: Surroundings) -> Reply | None:
         """Return what a shim in a run is to do itself; `None` if it is to be a child run. Raise
@@ -27,7 +27,7 @@ class Answering:
         if call is not None and call.act != "outside":
             return _asked_of_server(request_id, order, call)
         if _is_own_program(around.client, caller, order):
-            return OwnProgram(id=request_id, argv=self._gateway.own_command(around, caller))
+            return OwnProgram(id=request_id, argv=self._leading.own_command(around, caller))
         return None
 
 

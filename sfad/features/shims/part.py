@@ -26,7 +26,7 @@ def part(heart: Heart) -> Part:
 
     made = Part(
         launch_routed=in_path.launch,
-        instead_of_run=Answering(heart.gateway).instead_of_run,
+        instead_of_run=Answering(heart.parts().leading()).instead_of_run,
         reconfigure=look,
         status=status,
     )

@@ -11,7 +11,7 @@ import socket
 import struct
 import sys
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 NETLINK_SOCK_DIAG = 4
@@ -52,6 +52,8 @@ class Caller:
     uid: int
     cgroup: int | None
     """The inode of the cgroup's directory; `None` if the kernel does not say."""
+    inode: int = field(default=0, compare=False)
+    """Of its socket, as /proc/PID/fd names it."""
 
 
 class Opened(NamedTuple):
@@ -185,7 +187,7 @@ def _read(answer: bytes) -> Caller | None:
     uid, inode = _UID_AND_INODE.unpack_from(body, _UID_AT)
     if not inode:  # no process has it open
         return None
-    return Caller(uid, _cgroup(body))
+    return Caller(uid, _cgroup(body), inode)
 
 
 def _cgroup(body: bytes | memoryview) -> int | None:

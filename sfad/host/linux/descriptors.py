@@ -61,6 +61,11 @@ class Need(IntEnum):
     CLIENT = 3
 
 
+LAUNCH = 8
+"""Descriptors that a launch takes for some milliseconds: files for the output, pipes of the
+trampoline, the way into the containment, a pidfd."""
+
+
 def count() -> int:
     # 1 us from Linux 6.2 on; earlier kernels say 0
     return os.stat("/proc/self/fd").st_size or len(os.listdir("/proc/self/fd"))
@@ -97,6 +102,12 @@ class Descriptors:
             f"{more} are needed and {reserved} are reserved; "
             "end some runs or clients, or raise LimitNOFILE= of the daemon's unit (ulimit -n)"
         )
+
+    def check_launch(self) -> None:
+        """Raise `OSError` where too few descriptors are left for the launch of a run."""
+        refusal = self.refusal(Need.RUN, LAUNCH)
+        if refusal is not None:
+            raise OSError(refusal)
 
 
 def soft_of(hard: int) -> int:

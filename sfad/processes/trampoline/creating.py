@@ -14,6 +14,7 @@ import mmap
 import os
 import resource
 import signal
+import termios
 from array import array
 from collections.abc import Collection, Sequence
 from contextlib import suppress
@@ -59,9 +60,10 @@ _CLONE_VM, _CLONE_PIDFD, _CLONE_CHILD_CLEARTID, _CLONE_CLEAR_SIGHAND, _CLONE_INT
     1 << 33,
 )
 _FLAGS = _CLONE_VM | _CLONE_PIDFD | _CLONE_CHILD_CLEARTID | _CLONE_CLEAR_SIGHAND
-_SIGACTION, _SIGPROCMASK, _DUP2, _EXECVE, _SYS_SETSID, _SETAFFINITY, _PRLIMIT = (
+_SIGACTION, _SIGPROCMASK, _IOCTL, _DUP2, _EXECVE, _SYS_SETSID, _SETAFFINITY, _PRLIMIT = (
     13,
     14,
+    16,
     33,
     59,
     112,
@@ -112,14 +114,17 @@ class Cloner:
         cgroup: int | None,
         limits: Limits,
         cpus: frozenset[int] | None,
+        *,
+        terminal: bool = False,
     ) -> tuple[int, int, int]:
         """Return pid, pidfd and memory of a new child that executes `path`. Once it has executed or
         ended, `free` the memory.
 
         The child is a session leader with `sources` as descriptors 0, 1, 2 and so on, all signals
         at their defaults and unblocked, in the cgroup whose directory is open as `cgroup`. It
-        writes to `report` what fails in it, as a trampoline does. Raises `OSError`."""
-        count = 3 + len(self._ignored) + len(limits) + (cpus is not None) + len(sources)
+        writes to `report` what fails in it, as a trampoline does. `terminal`: descriptor 0 becomes
+        the terminal of its session. Raises `OSError`."""
+        count = 3 + len(self._ignored) + len(limits) + (cpus is not None) + len(sources) + terminal
         argv_at = _CALLS + _CALL * count
         env_at = argv_at + len(argv) + 1
         text_at = env_at + len(env) + 1
@@ -140,6 +145,8 @@ class Cloner:
             calls += _SETAFFINITY + _MAY_FAIL, 0, _MAX_CPU // 8, place[_CPUS], 0
         for target, source in enumerate(sources):
             calls += _DUP2, source, target, 0, 0
+        if terminal:
+            calls += _IOCTL, 0, termios.TIOCSCTTY, 0, 0
         calls += _SIGPROCMASK, signal.SIG_SETMASK, place[_ZERO], 0, 8
         *strings, path_at, _end = accumulate(
             [len(word) + 1 for word in words], initial=place[text_at]
@@ -258,7 +265,7 @@ class ProcessCreator:
         self._hard_msgqueue = resource.getrlimit(resource.RLIMIT_MSGQUEUE)[1]
         self._trampoline = trampoline
         self._interactive = python()
-        """For commands with a terminal: only this trampoline lets Ctrl-Z stop them."""
+        """For commands with a person's terminal: only this trampoline lets Ctrl-Z stop them."""
         self._cloner: Cloner | None = None
         if trampoline.image is not None:
             with suppress(OSError):
@@ -298,7 +305,7 @@ class ProcessCreator:
             and os.isatty(stdio[0])
             and (spec.user is None or os.fstat(stdio[0]).st_uid == spec.user.uid)
         )
-        trampoline = self._interactive if terminal else self._trampoline
+        trampoline = self._interactive if terminal and not spec.alone else self._trampoline
         argv = trampoline.argv(spec.umask, spec.cwd, files, spec.argv)
         env = env if trampoline.image is not None else sealed(env)
         limits: Limits = {}
@@ -324,6 +331,7 @@ class ProcessCreator:
                             door.cgroup,
                             limits,
                             cpus,
+                            terminal=terminal,
                         )
                     )
                 except OSError as error:

@@ -46,7 +46,8 @@ from .image import IMAGE
 #
 # There are two trampolines. One is a static ELF image, for x86_64 (about 0.1 ms). The other is
 # `in_python` (10 to 20 ms), for other machines, for machines that forbid to execute the image, and
-# for commands with a terminal: there it also starts the processes that let Ctrl-Z stop the command.
+# for commands with a person's terminal: there it also starts the processes that let Ctrl-Z stop the
+# command.
 
 
 ATTACH, ENTER, CLOSE, EXEC, INTERPRET, BECOME, START = 1, 2, 3, 4, 5, 6, 7
@@ -124,21 +125,23 @@ def is_one(pid: int) -> bool:
 def best() -> Trampoline:
     """Return the image on x86_64 with CLOSE_RANGE_CLOEXEC (Linux 5.11), if a memfd can be executed;
     else the one in Python."""
-    fd = _memfd() if platform.machine() == "x86_64" and kernel.RELEASE >= (5, 11) else None
+    fd = in_memory(IMAGE, _NAME) if kernel.RELEASE >= (5, 11) else None
     return python() if fd is None else Trampoline(b"/proc/self/fd/%d" % FD_IMAGE, image=fd)
 
 
-def _memfd() -> int | None:
-    """Return the image as a descriptor; `None` where `vm.memfd_noexec` or a security module forbids
-    to execute that."""
+def in_memory(image: bytes, name: str) -> int | None:
+    """Return a program for x86_64 as a descriptor; `None` on another machine, and where
+    `vm.memfd_noexec` or a security module forbids to execute that."""
+    if platform.machine() != "x86_64":
+        return None
     mfd_exec = 0x10
     # before Linux 6.3 the flag is EINVAL; with vm.memfd_noexec=2 it is EACCES
     for flags in (mfd_exec, 0):
         try:
-            fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | flags)
+            fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | flags)
         except OSError:
             continue
-        os.write(fd, IMAGE)
+        os.write(fd, image)
         fcntl.fcntl(
             fd,
             fcntl.F_ADD_SEALS,

@@ -2,7 +2,6 @@
 
 `base`        what every message has; the handshake, and the replies that many requests have
 `starting`    starting a run
-`sessions`    sessions
 `steering`    stopping runs, pausing them, changing their limits, writing to them
 `use`         what runs use: reports and reservations
 `summary`     how runs ended and what they used
@@ -10,6 +9,6 @@
 `following`   a run's end, events and output as they come
 `records`     what is kept of runs: results, events, model calls
 `daemon`      the daemon itself
-`gateway`     what the gateway asks the daemon
+`gateway`     model calls, as what they pass through asks and tells of them
 `subscriptions` the windows of subscriptions
 """

@@ -96,7 +96,8 @@ class OutputTime(Struct, frozen=True, gc=False):
 
 
 class LogFiles(Reply, tag="log_files"):
-    """The descriptors are those of stdout and stderr."""
+    """The descriptors are those of stdout and stderr; of a run with a terminal, then that of the
+    terminal's record (docs/terminals.md#what-is-kept)."""
 
     run: RunId
     ended: bool
@@ -105,6 +106,7 @@ class LogFiles(Reply, tag="log_files"):
     descriptors: int = 2
     text: bool = False
     """Ask for stdout with `Text`; the descriptor only tells when it grows."""
+    terminal: bool = False
     name: str = ""
     out_times: list[OutputTime] = []
     """Of stdout, if `Logs.times`."""

@@ -1,35 +1,12 @@
-"""What the gateway asks the daemon."""
+"""Model calls: what is asked and told of them by what they pass through."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from msgspec import Struct
-
-from ..types import Modality, RunId, Tokens
+from ..types import Modality, Tokens
 from .base import Reply, Request
 from .subscriptions import Provider, SeenWindow
-
-
-class ServeGateway(Request, tag="serve_gateway"):
-    """The gateway begins, or has lost its connection. Answered by `GatewaySettings`."""
-
-    descriptors: int = 0
-    """1: the gateway's listening socket travels with this message. The next daemon needs it for a
-    gateway that it starts later."""
-    reservations: list[str] | None = None
-    """On a new connection: the reservations of calls whose end is not answered yet. All others are
-    given back."""
-
-
-class FindCaller(Request, tag="find_caller"):
-    """Find the run of a process that calls a model. Answered by `CallerFound`."""
-
-    uid: int | None = None
-    cgroup: int | None = None
-    """The inode of its cgroup."""
-    token: str | None = None
-    """What its base URL says, where runs have no cgroup."""
 
 
 class AdmitCall(Request, tag="admit_call"):
@@ -79,12 +56,6 @@ class AdmitCall(Request, tag="admit_call"):
     """Why it costs nothing: the model is local, or the operator says so; `None`: it costs."""
 
 
-class WithdrawCall(Request, tag="withdraw_call"):
-    """Forget an `AdmitCall`, named by its id, whose caller has hung up. Answered by `Done`."""
-
-    call: int
-
-
 class EndCall(Request, tag="end_call"):
     """Tell what a call has used. Answered by `Done`."""
 
@@ -129,44 +100,6 @@ class EndCall(Request, tag="end_call"):
     """As in `AdmitCall`."""
 
 
-class SilentCall(Request, tag="silent_call"):
-    """Tell that no byte of a call's reply has come for a while, or that its first byte has come
-    after that. Answered by `Done`."""
-
-    run: str
-    reservation: str
-    host: str
-    silent_s: float | None = None
-    """Seconds since the call went out; `None` once its first byte has come."""
-
-
-class UnaskedRequest(Request, tag="unasked_request"):
-    """Tell of a billable request that is not a model call: the gateway let it pass, or refused it.
-    Answered by `Done`."""
-
-    run: str
-    time: float
-    """Unix time of the request."""
-    number: int
-    """Tells it from others of the same time."""
-    upstream: str
-    path: str
-    refused: str | None = None
-    status: int | None = None
-    first_byte_s: float | None = None
-    seconds: float | None = None
-    error: str | None = None
-
-
-class RefusedEgress(Request, tag="refused_egress"):
-    """Tell that a run was refused a host. Answered by `Done`."""
-
-    run: str
-    host: str
-    port: int
-    why: str
-
-
 class SeeSubscription(Request, tag="see_plan"):
     """Tell what a reply says of the windows of an account. Answered by `Done`."""
 
@@ -193,38 +126,6 @@ class SeeSubscription(Request, tag="see_plan"):
     """The operator's key was used, so the account is of all users whose runs use it."""
 
 
-class UpstreamInfo(Struct, frozen=True, kw_only=True):
-    url: str
-    api: str
-    key_env: str | None = None
-    key_file: str | None = None
-    through: str | None = None
-    """The address of the gateway that has its key; `None`: the gateway that is told calls it
-    itself."""
-    free: bool | Literal["auto"] = "auto"
-    """Whether its calls cost nothing; `auto`: those of local models."""
-
-
-class GatewaySettings(Reply, tag="gateway_settings"):
-    upstreams: dict[str, UpstreamInfo]
-    ungated: bool = False
-
-
-class CallerFound(Reply, tag="caller_found"):
-    """`upstreams`: those of the caller's tree, which stand beside the gateway's, or replace those
-    of the same name. `certificates`: files of those to trust, beside the gateway's. `keyed_only`:
-    the caller's user has another gateway, for all upstreams without a key of the operator's."""
-
-    run: RunId
-    upstreams: dict[str, UpstreamInfo] = {}
-    certificates: list[str] = []
-    egress: list[str] = []
-    """Hosts that the run reaches through the gateway beside its model."""
-    keyed_only: bool = False
-    token: str | None = None
-    """Names the run to the gateway that has the operator's keys. Only a user's gateway is told."""
-
-
 class CallDecision(Reply, tag="call_decision"):
     """`max_output`: what the call must be lowered to; `None` if it stays. `refused`: why it must
     not be made."""
@@ -234,6 +135,8 @@ class CallDecision(Reply, tag="call_decision"):
     refused: str | None = None
     retry_after: float | None = None
     """With `refused`: seconds after which the call may be asked for again."""
+    last: str | None = None
+    """It is the last call of its run: the sentence that is put into it."""
     holds_rejected: bool = False
     """If the provider refuses it because a window is used up, it is to be asked for again, and
     waits then for the reset."""

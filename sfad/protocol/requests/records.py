@@ -101,3 +101,22 @@ class CallPage(Reply, tag="calls"):
     usage: Usage | None = None
     """What counts for the run, if another source tells of a higher cost than its calls
     (docs/metering.md)."""
+
+
+class Transcript(Request, tag="transcript"):
+    """Return a run's events and the newest lines of its output, made safe for a language model. It
+    needs the permission for `logs`. Answered by `TranscriptText`."""
+
+    repeats = 1
+
+    run: str
+    tail: int = 100
+    """Lines, 1 to 2 000."""
+
+
+class TranscriptText(Reply, tag="transcript_text"):
+    run: RunId
+    text: str
+    """A block that marks it as data; at most 64 KiB of lines."""
+    truncated: bool
+    """Only the newest part is there."""

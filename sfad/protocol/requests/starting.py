@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from ..types import (
     Action,
+    Admitted,
     After,
     Bound,
     Claim,
@@ -19,6 +20,7 @@ from ..types import (
     Refusal,
     RunId,
     Ship,
+    Terminal,
     Worktree,
 )
 from .base import Reply, Request
@@ -51,9 +53,10 @@ class Spawn(Request, tag="spawn", frozen=True):  # type: ignore[misc]  # others 
     run), starts nothing. The reply is the run that the first one started, as it is now. The daemon
     remembers the keys of live runs and of the last 1000 that ended, across restarts.
 
-    `allow` and `deny` take the verbs `agents`, `calls`, `config`, `events`, `info`, `limit`,
-    `list`, `logs`, `pause`, `plans`, `report`, `reserve`, `result`, `resume`, `send`, `settle`,
-    `signal`, `spawn`, `status`, `stop`, `summary`, `wait`, `watch`. Any other is `bad_request`.
+    `allow` and `deny` take the verbs `agents`, `calls`, `config`, `events`, `info`, `keys`,
+    `limit`, `list`, `logs`, `pause`, `plans`, `report`, `reserve`, `result`, `resume`, `send`,
+    `settle`, `signal`, `spawn`, `status`, `stop`, `summary`, `wait`, `watch`. Any other is
+    `bad_request`.
     """
 
     repeats = 3  # with its key, a run is admitted once however often it is asked for
@@ -173,6 +176,8 @@ class Spawn(Request, tag="spawn", frozen=True):  # type: ignore[misc]  # others 
     worktree: Worktree | None = None
     """Have the run work in a git worktree of its own. `None`: as its registered agent does, else in
     its working directory."""
+    terminal: Terminal | None = None
+    """Give it a terminal of its own (docs/terminals.md). `None`: as its registered agent has."""
     placing: Placing | None = None
     """Execute it on a node of the fleet that has room for it."""
     ship: Ship | None = None
@@ -188,9 +193,14 @@ class Spawn(Request, tag="spawn", frozen=True):  # type: ignore[misc]  # others 
     """Continue the session of an ended run, with its command, its directory, and what it was
     started with. `argv` is empty then, and each field that has another value than its default
     counts instead of that of the ended run."""
+    admit: Admitted | None = None
+    """Execute nothing: the run is an agent within the calling program (docs/python.md). `argv` is
+    what is shown of it."""
+    below: RunId | None = None
+    """Start it below this run, which is an agent within the calling program."""
 
 
-OF_FEATURES = ("on_end", "isolation", "worktree", "ship")
+OF_FEATURES = ("on_end", "isolation", "worktree", "terminal", "ship", "admit")
 """Fields of `Spawn` that a feature carries out. A daemon without it refuses them."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from ..types import ErrorCode, Limit, RunId, Survivor
+from ..types import ErrorCode, Limit, RunId, Survivor, Unreached
 from .base import ALWAYS, Reply, Request
 
 
@@ -36,6 +36,8 @@ class Stopped(Reply, tag="stopped"):
     elapsed_s: float
     ended: list[RunId] = []
     """Those of `stopped` that had ended before the request."""
+    unreached: list[Unreached] = []
+    """Runs on nodes that do not answer, which may live on until they are heard of."""
 
 
 class Select(Request, tag="select"):

@@ -1,4 +1,4 @@
-"""Replaces what looks like a secret by `***`, in texts that leave the daemon's memory: log, hooks,
+"""Replaces what looks like a secret by `***`, in texts that leave the daemon's memory: log,
 exporters.
 
 This is a net, not a wall: it knows the names that people give to secrets and the prefixes by which

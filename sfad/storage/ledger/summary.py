@@ -6,7 +6,7 @@ For a worker thread: it reads each row of the period, which takes some 0.1 s for
 
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -108,7 +108,7 @@ class Summariser:
             info
             for info in unwritten
             if (until is None or info.created_at.timestamp() < until)
-            and not (request.here and _elsewhere(info))
+            and not (request.here and _elsewhere(info, request.missing))
         ]
         numbers = [run_number(info.id) for info in unwritten]
         terms = list(filters(page))
@@ -126,10 +126,11 @@ class Summariser:
         ]
         if request.here:
             taken = (
-                "json_valid(runs.fleet) AND json_extract(runs.fleet, '$.run') "
-                "!= '' AND runs.status != 'lost'"
+                "json_valid(runs.fleet) AND json_extract(runs.fleet, '$.run') != '' AND "
+                "json_extract(runs.fleet, '$.node') NOT IN (SELECT value FROM json_each(?))"
             )
             self._where += f" AND (runs.fleet IS NULL OR NOT ({taken}))"
+            self._values.append(msgspec.json.encode(request.missing).decode())
         if until is not None:
             self._where += " AND runs.created_at < ?"
             self._values.append(until)
@@ -361,8 +362,10 @@ class Summariser:
         return fits
 
 
-def _elsewhere(info: RunInfo) -> bool:
-    return info.fleet is not None and info.fleet.run != "" and info.status is not Status.LOST
+def _elsewhere(info: RunInfo, missing: Collection[str]) -> bool:
+    """Return whether another node tells of a run that it has taken."""
+    place = info.fleet
+    return place is not None and place.run != "" and place.node not in missing
 
 
 _USED = (

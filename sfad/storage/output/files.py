@@ -17,13 +17,15 @@ from typing import Literal, NamedTuple
 from ...core.state.run import number_or_zero, run_number
 from ...host.files import identity, make_directory, set_aside
 from ...host.linux import displacement
-from ...protocol.types import RunId
+from ...protocol.types import RunId, RunInfo
 from . import holes, truncated
 
 Suffix = Literal[".out", ".err"]
 SUFFIXES: tuple[Suffix, Suffix] = (".out", ".err")
 TIMES = ".times"
 """The suffix of the index of a run's output; see `times`."""
+SHOWN = ".shown"
+"""The suffix of the record of a terminal: when its output was shown, and its sizes."""
 
 # O_APPEND: all attempts, and all processes of a run, add to the end
 _WRITE = os.O_WRONLY | os.O_APPEND | os.O_CREAT
@@ -81,7 +83,8 @@ class OutputFiles:
     ) -> None:
         self.directory = directory
         self._say = say
-        self._prefix = f"{directory}/"
+        self._name, self._prefix = str(directory), f"{directory}/"
+        """To make text of a path takes two calls."""
         self._made: dict[RunId, dict[Suffix, Made]] = {}
         """The files that this daemon, or the one before for a run that was adopted, has made or
         opened for a run."""
@@ -115,10 +118,10 @@ class OutputFiles:
         owner may. No other user has a way into the directory."""
         run_number(run_id)  # raises for anything that is not an id, such as a path
         try:
-            directory = os.open(self.directory, _DIRECTORY)
+            directory = os.open(self._name, _DIRECTORY)
         except OSError:
             self.make_again()
-            directory = os.open(self.directory, _DIRECTORY)
+            directory = os.open(self._name, _DIRECTORY)
         try:
             descriptors = self._both(run_id, partial(self._open_to_write, directory))
         finally:
@@ -170,6 +173,24 @@ class OutputFiles:
         first. Raises `OSError`."""
         size = os.fstat(descriptor).st_size
         return _read_to(descriptor, max(0, size - max_bytes), size)
+
+    def open_all(self, run: RunInfo, *, create: bool = False) -> Sequence[int]:
+        """As `open_for_reader`; of a run that has or had a terminal of its own, with its record."""
+        descriptors = self.open_for_reader(run.id, create=create)
+        flags = os.O_RDONLY | os.O_CREAT if run.terminal else os.O_RDONLY
+        try:
+            return *descriptors, self.open_shown(run.id, flags)
+        except FileNotFoundError:
+            return descriptors
+        except OSError:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise
+
+    def open_shown(self, run_id: RunId, flags: int = _WRITE) -> int:
+        """Return a descriptor of the record of a run's terminal, the caller's to close. Raises
+        `OSError`."""
+        return self._open(run_id, SHOWN, flags)
 
     def hold(self, run_id: RunId, suffix: Suffix) -> int:
         """Return a descriptor for reading and writing, the caller's to close. While it is open no
@@ -331,7 +352,7 @@ class OutputFiles:
             raise Replaced(run_id, f"{run_id}{suffix}")
         return descriptor
 
-    def _open(self, run_id: RunId, suffix: Suffix, flags: int) -> int:
+    def _open(self, run_id: RunId, suffix: str, flags: int) -> int:
         path = self._path(run_id, suffix)
         # by a descriptor of the directory, because O_NOFOLLOW concerns only the last part of a path
         directory = os.open(self.directory, _DIRECTORY)
@@ -391,7 +412,7 @@ def _split_character(data: bytes) -> int:
 
 
 BATCH = 256
-_KEPT = (*SUFFIXES, TIMES, *(suffix + truncated.KEPT for suffix in SUFFIXES))
+_KEPT = (*SUFFIXES, TIMES, SHOWN, *(suffix + truncated.KEPT for suffix in SUFFIXES))
 
 Ends = Callable[[Sequence[RunId]], Mapping[RunId, float | None]]
 """Returns when runs ended, in seconds since the epoch; `None` for a live run. Unknown runs are

@@ -10,7 +10,7 @@ most `MAX_ENTRIES` entries: then each two become one.
 import os
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import NamedTuple
@@ -141,7 +141,7 @@ def read(path: str) -> dict[Suffix, list[Mark]]:
 
 
 def told(
-    output: OutputFiles, run: RunInfo, files: tuple[int, int]
+    output: OutputFiles, run: RunInfo, files: Sequence[int]
 ) -> tuple[list[OutputTime], list[OutputTime]]:
     """Return when the output of a run was written, given the descriptors of stdout and stderr. The
     last time of each is that of all that the file has now. Raises `OSError`."""

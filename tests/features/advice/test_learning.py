@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sfad.core.state.access import EVERYTHING
-from sfad.core.state.policy import Policy
 from sfad.features.advice import learning
 from sfad.features.advice.learning import MIN_RUNS, EndedRun, advise, learn, percentile, rounded_up
 from sfad.features.advice.messages import Advice
@@ -24,6 +23,7 @@ from sfad.protocol.kinds import KINDS
 from sfad.protocol.paths import LEDGER
 from sfad.protocol.types import LimitKind, Reason, RunInfo, Status, Usage
 from sfad.storage.ledger import LedgerError
+from tests.core.policies import policy
 from tests.ledger.samples import PLAIN, run, started, traced_reader
 
 TIME, TURNS, MESSAGES, TOKENS, COST = (
@@ -136,7 +136,7 @@ def test_the_range_bounds_it() -> None:
     }
     assert about(TURNS, advice).note == "113 would be outside the range"
     assert (about(TURNS, advice).least, about(TURNS, advice).most) == (1, 100)
-    longer = about(TIME, advise([done(time=3599)] * MIN_RUNS, policy=Policy(max_time=7200)))
+    longer = about(TIME, advise([done(time=3599)] * MIN_RUNS, policy=policy(max_time=7200)))
     assert (longer.suggested, longer.most) == (4499, 7200)
 
 

@@ -25,6 +25,7 @@ from sfad.features.alerts.measures import (
 )
 from sfad.features.alerts.watching import Alerts
 from sfad.protocol.types import ApiTrouble, Event, LimitKind
+from tests.core.policies import policy as policy_with
 from tests.core.transcript import BOB, Transcript, seconds
 from tests.features.budgets.transcript import Budgeted, purse
 
@@ -48,7 +49,7 @@ def last(t: Transcript) -> Event:
 def policy(**alerts: Any) -> Policy:
     config = AlertsConfig(**alerts)
     clocks = config.limit_share != 0.8
-    return Policy(sections={NAME: config}, repeats=3, watches_clocks=clocks)
+    return policy_with(sections={NAME: config}, repeats=3, watches_clocks=clocks)
 
 
 def watched(**alerts: Any) -> Budgeted:

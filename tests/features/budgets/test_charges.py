@@ -13,21 +13,21 @@ import pytest
 from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.state.money import to_nanos, to_usd
-from sfad.core.state.policy import CallBounds
 from sfad.features.budgets.budgets import Budget
 from sfad.features.budgets.purses import BudgetPurses
 from sfad.features.budgets.told import BudgetsKnown
+from sfad.features.gateway.feature import CallBounds, GatewayConfig
 from sfad.protocol.requests.gateway import CallDecision
 from sfad.protocol.types import Placing, Rule, Source, Status
 from tests.core.holding import moment
 from tests.core.load import calls_of
-from tests.core.test_call_rates import AMPLE
 from tests.core.test_guard import quota_of
 from tests.core.test_holds import holds, kinds
 from tests.core.test_money import COST, cost
 from tests.core.transcript import ANN, BOB, inside, limits
 from tests.features.fleet.in_memory import Node
 from tests.features.fleet.test_grants import fleet
+from tests.features.gateway.test_call_rates import AMPLE
 
 from .transcript import Budgeted, BudgetedLife, purse
 
@@ -404,7 +404,7 @@ def test_a_call_costs_the_same_beside_many_runs() -> None:
     """In calls of functions, with a bound and a budget that all runs of a user share."""
     costs = set()
     for runs in (10, 40):
-        t = Budgeted(calls_per_user=CallBounds(concurrent_calls=100))
+        t = Budgeted(sections={"gateway": GatewayConfig(per_user=CallBounds(concurrent_calls=100))})
         t >> t.budgets(purse(1000, "ann"))
         for number in range(runs):
             t.admitted(t.call(t.start(f"n{number}", limits=AMPLE), 10, more=5))

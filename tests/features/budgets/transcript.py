@@ -18,6 +18,7 @@ from sfad.features.budgets.told import (
     Charge,
     Draw,
 )
+from sfad.features.gateway.calls import Calls
 from tests.core.test_adopting import Life
 from tests.core.transcript import Transcript
 
@@ -46,7 +47,8 @@ class Budgeted(Transcript):
         self, *args: Any, action: Literal["pause", "terminate", "warn"] = "pause", **more: Any
     ) -> None:
         sections = {NAME: BudgetsConfig(action=action), **more.pop("sections", {})}
-        super().__init__(*args, purses=BudgetPurses, sections=sections, **more)
+        super().__init__(*args, purses=BudgetPurses, calls=Calls, sections=sections, **more)
+        self.machine.calls()
 
     @property
     def purses(self) -> BudgetPurses:

@@ -14,13 +14,13 @@ from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.machine import NewPurses
 from sfad.core.state.money import to_nanos
-from sfad.core.state.policy import Policy
 from sfad.core.state.run import Run
 from sfad.features.fleet.feature import FleetConfig
 from sfad.features.fleet.heard import Placed, PlacementWaits
 from sfad.protocol.types import Action, Bound, Grant, LimitKind, Placing, RunId, Status
 from tests.bench.fleet import simulate
 from tests.core.holding import moment
+from tests.core.policies import policy
 from tests.core.transcript import ANN, Transcript, bound, limits
 from tests.tiers import examples
 
@@ -32,7 +32,7 @@ ELSEWHERE = Placing()
 
 def fleet(*names: str, purses: NewPurses | None = None, **numbers: Any) -> Net:
     sections = {"fleet": FleetConfig(lease=LEASE)}
-    return Net(Policy(sections=sections, max_time=1e6, **numbers), list(names), purses=purses)
+    return Net(policy(sections=sections, max_time=1e6, **numbers), list(names), purses=purses)
 
 
 def root(node: Node, **asked: Any) -> RunId:

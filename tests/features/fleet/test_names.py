@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from msgspec.structs import replace
+
 from sfad.core.state.run import run_id
 from sfad.features.fleet.answers.names import Names
 from sfad.features.fleet.answers.sums import events_of, left_of, page_of, reached_of
@@ -32,14 +34,39 @@ def test_a_run_that_was_granted_has_the_name_that_its_giver_gave_it() -> None:
     names = Names()
     given = info(4, fleet=FleetPlace(node="n2", run=run_id(7)))
     place = FleetPlace(giver="n1", id=f"n1/{run_id(4)}", root=f"n1/{run_id(1)}", depth=2)
-    assert not names.is_told_by_another(given)
-    taken = names.runs("n2", [info(7, root_id=run_id(7), fleet=place)])[0]
+    assert not names.is_told_by_another("n1", given)
+    there = info(7, root_id=run_id(7), depth=2, fleet=place)
+    taken = names.runs("n2", [there])[0]
     assert (taken.id, taken.root_id, taken.depth) == (f"n1/{run_id(4)}", f"n1/{run_id(1)}", 2)
     assert taken.fleet is not None
     assert taken.fleet.node == "n2"
-    assert names.is_told_by_another(given)
+    assert names.is_told_by_another("n1", given)
     names.forget("n2")
-    assert not names.is_told_by_another(given)
+    assert not names.is_told_by_another("n1", given)
+
+
+def test_the_giver_tells_where_a_run_executes_and_how_it_has_ended() -> None:
+    """A run that was lost with one node, and has begun again on another, is one run."""
+    names = Names()
+    place = FleetPlace(giver="n1", id=f"n1/{run_id(4)}", root=f"n1/{run_id(4)}")
+    before, now = info(7, fleet=place), info(9, fleet=place)
+    given = info(4, attempts=2, fleet=FleetPlace(node="n3", run=run_id(9)))
+    pages = {
+        "n1": m.RunList(id=0, runs=[given]),
+        "n2": m.RunList(id=0, runs=[replace(before, status=Status.CANCELLED)]),
+        "n3": m.RunList(id=0, runs=[now]),
+    }
+    (shown,) = page_of(pages, dict.fromkeys(pages, ""), names, first=True).runs
+    assert shown.fleet is not None
+    assert (shown.id, shown.fleet.node, shown.attempts) == (f"n1/{run_id(4)}", "n3", 2)
+    assert [names.is_told_by_another(*of) for of in (("n2", before), ("n3", now))] == [True, False]
+    pages["n1"].runs[0] = replace(given, status=Status.LOST)
+    (lost,) = page_of(pages, dict.fromkeys(pages, ""), names, first=True).runs
+    assert (lost.id, lost.status) == (f"n1/{run_id(4)}", Status.LOST)
+    # without the giver, the node where it executes tells
+    del pages["n1"]
+    told = page_of(pages, dict.fromkeys(pages, ""), Names(), first=True).runs
+    assert {run.status for run in told} == {Status.CANCELLED, now.status}
 
 
 # ---- pages of lists

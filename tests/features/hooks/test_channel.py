@@ -32,8 +32,9 @@ def kept(peer: Peer, asked: str | None, callers: str = "cli") -> str | None:
         user=None,
         client=1,
         live={"a1": caller},
-        agents={},
+        agents=dict,
         find=lambda _: None,
+        caller=caller if peer.run is not None else None,
     )
     keep_channel(p, around)
     return p.identity.channel

@@ -20,6 +20,7 @@ from sfad.core.context import Context, Reading
 from sfad.core.life.pausing import REPLY_OUTLIVES
 from sfad.core.machine import Machine
 from sfad.core.state.run import Run
+from sfad.features.gateway.calls import Calls
 from sfad.features.plans.barrier import Subscriptions
 from sfad.features.plans.feature import NAME, PlansConfig
 from sfad.features.plans.windows import (
@@ -37,6 +38,7 @@ from sfad.protocol.requests.gateway import CallDecision, SeeSubscription
 from sfad.protocol.requests.subscriptions import SeenWindow
 from sfad.protocol.types import LimitKind, RunId, Status
 from tests.core.holding import moment
+from tests.core.policies import changed
 from tests.core.transcript import ANN, BOB, NOON, Transcript, use
 from tests.tiers import examples
 
@@ -51,8 +53,9 @@ class Plan(Transcript):
         super().__init__(
             barrier=Subscriptions,
             sections={NAME: PlansConfig(**plan)},
-            call_wait=60.0,
+            calls=Calls,
         )
+        self.machine.calls()
         self.subscriptions.known_before([], self.at, NOON + timedelta(seconds=self.at))
 
     @property
@@ -275,7 +278,7 @@ def test_new_roots_of_a_program_that_uses_the_subscription_queue() -> None:
 
 def test_a_root_that_waits_for_a_slot_waits_for_the_reset_too() -> None:
     t = Plan(keep=0.2)
-    t.go(e.Reconfigured(t.at, dataclass_replace(t.machine.policy, trees_per_user=1)))
+    t.go(e.Reconfigured(t.at, changed(t.machine.policy, trees_per_user=1)))
     a = t.start("a", argv=("claude",))
     t.go(t.spawn("b", argv=("claude",)))
     (b,) = [run for run in t.machine.tree if run.name == "b"]
@@ -476,7 +479,7 @@ def test_a_run_that_a_person_or_another_limit_holds_too_does_not_go_on_at_the_re
 def test_what_a_limit_of_the_window_has_paused_waits_for_its_reset_however_long() -> None:
     t = Plan()
     a = over_its_limit(t, left=5 * HOUR)
-    t.later(t.machine.policy.pause_max)
+    t.later(t.machine.policy.limits.pause_max)
     t.go(t.fired(a, "pause_max"))
     assert t.run(a).status is Status.PAUSED
     t.go(t.due())

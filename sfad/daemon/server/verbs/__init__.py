@@ -4,7 +4,6 @@ Importing this package loads each file, which registers its functions (see
 `sfad.daemon.server.asker`).
 
 `starting`   `spawn`
-`sessions`   `start_session`, `session_rights`
 `recalling`  `recall`: what a run was started with
 `steering`   `stop`, `pause`, `resume`, `limit`, `approve`, `deny`, `signal`, `send`, and which runs
              a command line means
@@ -12,7 +11,6 @@ Importing this package loads each file, which registers its functions (see
              is known
 `following`  `watch`, `watch_runs`, `events`, `wait`: more answers as things happen
 `use`        `report`, `reserve`, `settle`
-`gateway`    `admit_call`, `end_call` and the like: what gateways ask and tell
 `daemon`     the daemon itself: `status`, `plans`, `config`, `reload`, `agents`, `prune`
 """
 

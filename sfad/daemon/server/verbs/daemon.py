@@ -10,7 +10,6 @@ from ....config import ConfigError
 from ....core.state.access import EVERYTHING
 from ....core.state.quotas import QuotaUse
 from ....host import systemd
-from ....host.probe import user_name
 from ....protocol.errors import bad_request
 from ....protocol.messages import (
     AgentList,
@@ -19,7 +18,6 @@ from ....protocol.messages import (
     ConfigReply,
     DaemonInfo,
     DaemonStatus,
-    GatewayInfo,
     ListSubscriptions,
     Prune,
     Reload,
@@ -27,7 +25,6 @@ from ....protocol.messages import (
     SubscriptionList,
 )
 from ....protocol.types import QuotaState, Status
-from ...gateway.gateways import Gateways
 from ..asker import Asker, answers
 from ..checks import MAX_SECONDS
 from .steering import own_scope
@@ -42,7 +39,6 @@ def status(asker: Asker, _request: DaemonInfo) -> None:
     scope = asker.scope
     mine = runtime.catalogue.live_runs(scope).values()
     everything = scope == EVERYTHING
-    gateway = runtime.gateways.known(asker.peer.uid)
     trusted = asker.peer.uid in (0, os.geteuid())
     asker.reply(
         DaemonStatus(
@@ -70,12 +66,9 @@ def status(asker: Asker, _request: DaemonInfo) -> None:
                 kind: runtime.launcher.enforced_by(kind) for kind in ("memory", "pids", "cpu")
             },
             linger_command=systemd.linger_command(),
-            gateway=gateway.url if gateway is not None else None,
             rejected_config=runtime.rejected_config if trusted else None,
             config_files=[str(path) for path in runtime.config_files] if trusted else None,
             log=runtime.log.place if trusted else None,
-            gateway_pid=gateway.pid if gateway is not None else None,
-            gateways=_gateways(runtime.gateways) if trusted else [],
             quotas=_quotas(asker) if scope.run is None else [],
             **runtime.parts.status(asker.peer, scope),
         )
@@ -92,16 +85,6 @@ def plans(asker: Asker, _request: ListSubscriptions) -> None:
 
 
 # ---- parts of `status`
-
-
-def _gateways(gateways: Gateways) -> list[GatewayInfo]:
-    """Return those of users that are running."""
-    found = ((each.uid, each.base, pid) for each in gateways if (pid := each.pid) is not None)
-    return [
-        GatewayInfo(user=user_name(uid), url=url, pid=pid)
-        for uid, url, pid in found
-        if uid is not None
-    ]
 
 
 def _quotas(asker: Asker) -> list[QuotaState]:

@@ -193,12 +193,12 @@ def transcript(asker: Asker, request: Transcript, run: RunInfo) -> None:
 @answers_about_run(Logs)
 def logs(asker: Asker, request: Logs, run: RunInfo) -> None:
     runtime = asker.runtime
-    refusal = asker.services.bounds.refusal(asker.connection.groups, uncounted=2, unopened=2)
+    refusal = asker.services.bounds.refusal(asker.connection.groups, uncounted=3, unopened=3)
     if refusal is not None:
         raise unavailable(refusal)
     live = run.id in runtime.catalogue.live
     try:
-        descriptors = runtime.output.open_for_reader(run.id, create=live)
+        descriptors = runtime.output.open_all(run, create=live)
     except NOT_KEPT as error:
         raise no_output(run, error) from None
     caller = asker.peer.run
@@ -206,13 +206,15 @@ def logs(asker: Asker, request: Logs, run: RunInfo) -> None:
         request.form, runtime.catalogue.live.get(caller) if caller is not None else None
     )
     kept = runtime.catalogue.kept(run.id)
-    out, err = told(runtime.output, run, descriptors) if request.times else ([], [])
+    out, err = told(runtime.output, run, descriptors[:2]) if request.times else ([], [])
     reply = LogFiles(
         id=asker.id,
         run=run.id,
         ended=not live,
         kept=kept,
+        descriptors=len(descriptors),
         text=text,
+        terminal=len(descriptors) > 2,
         name=run.name,
         out_times=out,
         err_times=err,

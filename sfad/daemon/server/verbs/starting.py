@@ -49,7 +49,7 @@ async def spawn(asker: Asker, request: Spawn, session: SessionAsked | None = Non
     `OSError`."""
     descriptors = _take_descriptors(asker, request)
     try:
-        if _answered_again(asker, request):
+        if request.key is not None and _answered_again(asker, request):
             return
         runtime, around = asker.runtime, _around(asker, request, session)
         if around.caller is not None:
@@ -64,7 +64,7 @@ async def spawn(asker: Asker, request: Spawn, session: SessionAsked | None = Non
             if not asker.still_wanted() or _answered_again(asker, request):
                 return  # the same request came twice, and the other one was faster
             raise error if isinstance(error, RequestError) else bad_request(str(error)) from None
-        if not asker.still_wanted():
+        if asker.is_aside and not asker.still_wanted():
             return
         if request.watch:
             check_watch_share(asker)
@@ -155,6 +155,8 @@ def _around(asker: Asker, request: Spawn, session: SessionAsked | None) -> Surro
     runtime, peer, earlier = asker.runtime, asker.peer, None
     if request.continues is not None:
         earlier, request, peer = _continued(asker, request, session)
+    if request.below is not None:
+        peer = runtime.parts.below(asker, request.below)
     return runtime.starting.around(
         _with_awaited(asker, request) if request.after else request,
         peer,

@@ -11,7 +11,7 @@ from ....host.clock import wall_clock
 from ....protocol import messages as m
 from ....protocol.errors import bad_request
 from ....protocol.types import Event, RunId, RunInfo, Status
-from ..nodes import SILENT, Nodes
+from ..nodes import OWN, SILENT, Nodes
 from .names import Names
 from .sums import cursor_of, events_of, reached_of
 
@@ -36,7 +36,7 @@ class Watching:
         self._waiting: dict[RunId, RunInfo] = {}
         """What has changed since the last push, by the names of the fleet."""
         self._all_again = False
-        self._changed, self._complete = trio.Event(), trio.Event()
+        self._changed, self._own, self._complete = trio.Event(), trio.Event(), trio.Event()
 
     async def serve(self) -> None:
         await self._nodes.look()
@@ -44,11 +44,13 @@ class Watching:
             nursery.start_soon(
                 self._nodes.follow_all, lambda _: replace(self._request), self._take, self._lose
             )
+            with trio.move_on_after(OWN):
+                await self._own.wait()
             with trio.move_on_after(self._nodes.patience):
                 await self._complete.wait()
             for node in set(self._nodes.names) - self._known.keys() - self._away.keys():
-                self._nodes.note_silent(node)
                 self._away[node] = SILENT
+            self._away |= self._nodes.unknown
             self._all_again = False
             if not self._asker.still_wanted():
                 nursery.cancel_scope.cancel()
@@ -74,15 +76,15 @@ class Watching:
         shown: dict[RunId, RunInfo] = {}
         for node, runs in self._known.items():
             for run in runs.values():
-                if self._is_shown(run) and (named := self._named(node, run)).id not in shown:
+                if self._is_shown(node, run) and (named := self._named(node, run)).id not in shown:
                     shown[named.id] = named
         rows = sorted(shown.values(), key=lambda run: run.created_at)
         return m.RunList(id=self._asker.id, runs=rows, unanswered=dict(self._away))
 
-    def _is_shown(self, run: RunInfo) -> bool:
-        """Return whether no node that answers tells of the run more than this account does."""
+    def _is_shown(self, node: str, run: RunInfo) -> bool:
+        """Return whether no node that answers knows better about the run."""
         there = run.fleet.node if run.fleet is not None else None
-        return there is None or there in self._away or not self._names.is_told_by_another(run)
+        return there in self._away or not self._names.is_told_by_another(node, run)
 
     def _named(self, node: str, run: RunInfo) -> RunInfo:
         named = self._names.run(node, run)
@@ -108,7 +110,7 @@ class Watching:
         if whole:
             self._away.pop(node, None)
         if not self._all_again:
-            named = [self._named(node, run) for run in reply.runs if self._is_shown(run)]
+            named = [self._named(node, run) for run in reply.runs if self._is_shown(node, run)]
             self._waiting |= {run.id: run for run in named}
         self._note_change()
 
@@ -123,6 +125,8 @@ class Watching:
 
     def _note_change(self) -> None:
         self._changed.set()
+        if self._nodes.own in self._known.keys() | self._away.keys():
+            self._own.set()
         if self._known.keys() | self._away.keys() >= set(self._nodes.names):
             self._complete.set()
 
@@ -157,15 +161,12 @@ async def tell_events(nodes: Nodes, names: Names, asker: Asker, request: m.Event
             after = 0
         return replace(request, after=after, follow=False, cursor="")
 
-    async def live(node: str) -> m.RunList:
-        return await nodes.ask(node, m.List(id=0, status=_LIVE, rows=0), m.RunList)
-
-    async def page(node: str) -> m.EventPage:
-        return await nodes.ask(node, wanted(node), m.EventPage)
-
-    for node, told in (await nodes.each(live))[0].items():
+    live = m.List(id=0, status=_LIVE, rows=0)
+    runs, failed = await nodes.each(lambda _: live, m.RunList)
+    for node, told in runs.items():
         names.learn(node, told.runs)
-    pages, unanswered = await nodes.each(page)
+    pages, unanswered = await nodes.each(wanted, m.EventPage, without=failed)
+    unanswered |= failed
     found = events_of(pages, reached, names, None if begins else request.rows)
     found.id, found.unanswered = asker.id, unanswered
     if not asker.still_wanted():

@@ -16,32 +16,51 @@ _WORD = re.compile(r"(?<= )([a-z])([0-9a-v]+)(?![\w/])")
 
 class Names:
     """Of one client. A run that one node has granted to another is told of by both, and has the
-    name that the first has given it."""
+    name that the first has given it. That one says where the run executes, and how it has ended;
+    what it does meanwhile, the other knows better."""
 
     def __init__(self) -> None:
         self._given: dict[tuple[str, str], FleetPlace] = {}
         """Of runs that another node has granted, by the node where they execute."""
+        self._granted: dict[str, tuple[str, str, int] | None] = {}
+        """Of runs that a node has granted, by their names: the node where each executes, its id
+        there, and how many attempts it has had; `None` if it has ended."""
 
     def learn(self, node: str, runs: Iterable[RunInfo]) -> None:
         self._given |= {
             (node, run.id): run.fleet for run in runs if run.fleet is not None and run.fleet.giver
         }
+        self._granted |= {
+            f"{node}/{run.id}": None
+            if run.status.terminal
+            else (run.fleet.node, run.fleet.run, run.attempts)
+            for run in runs
+            if run.fleet is not None and run.fleet.node
+        }
 
     def forget(self, node: str) -> None:
         """Forget what a node has told, because it tells all anew."""
         self._given = {key: place for key, place in self._given.items() if key[0] != node}
+        self._granted = {
+            name: place for name, place in self._granted.items() if name.rpartition("/")[0] != node
+        }
 
     def of(self, node: str, run_id: str) -> str:
         """Return the name of a run by its id on a node."""
         given = self._given.get((node, run_id))
         return given.id if given is not None else f"{node}/{run_id}"
 
-    def is_told_by_another(self, run: RunInfo) -> bool:
-        """Return whether the node where the run executes has told of it."""
+    def is_told_by_another(self, node: str, run: RunInfo) -> bool:
+        """Return whether another node than this one knows better about the run."""
         place = run.fleet
-        return (
-            place is not None and place.node is not None and (place.node, place.run) in self._given
-        )
+        if place is None:
+            return False
+        if place.giver is not None and place.id in self._granted:
+            granted = self._granted[place.id]
+            # it has ended, or has begun again elsewhere
+            return granted is None or granted[:2] != (node, run.id)
+        live = place.node is not None and not run.status.terminal
+        return live and (place.node, place.run) in self._given
 
     def run(self, node: str, run: RunInfo) -> RunInfo:
         """Return the run as the fleet knows it. `node`: which tells of it."""
@@ -54,12 +73,16 @@ class Names:
             parent_id=own.parent
             if own is not None
             else run.parent_id and self.of(node, run.parent_id),
-            depth=run.depth + (root.depth if root is not None else 0),
+            attempts=max(run.attempts, self._attempts(own)),
             continues=run.continues and self.of(node, run.continues),
             continued_by=run.continued_by and self.of(node, run.continued_by),
             holds=tuple(self._hold(node, hold) for hold in run.holds),
             fleet=place if place.node is not None else replace(place, node=node),
         )
+
+    def _attempts(self, given: FleetPlace | None) -> int:
+        granted = self._granted.get(given.id) if given is not None else None
+        return granted[2] if granted is not None else 0
 
     def runs(self, node: str, runs: Iterable[RunInfo]) -> list[RunInfo]:
         """Learn of the runs of a node, and return them as the fleet knows them."""

@@ -2,7 +2,7 @@
 with `OverFleet`."""
 
 import math
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 import trio
@@ -15,9 +15,7 @@ from ....daemon.server.connection import Connection, RunRow, RunRows
 from ....host.clock import wall_clock
 from ....protocol import messages as m
 from ....protocol.errors import RequestError, bad_request, wrong_state
-from ....protocol.requests.subscriptions import SubscriptionInfo
-from ....protocol.requests.summary import Summary
-from ....protocol.types import AlertState, ErrorCode, RunInfo, Status
+from ....protocol.types import AlertState, ErrorCode, RunInfo, Status, Unreached
 from ..files.sending import PACK_SECONDS
 from ..messages import FetchFiles
 from ..nodes import ANSWER, Nodes
@@ -41,6 +39,11 @@ CLOCKS = 300.0
 """Seconds by which the clocks of two nodes may differ when the runs below one are looked for."""
 PAGE = 250
 """Ended runs that a node is asked for at once when all of them are looked for."""
+LEAST_ROWS = 4
+"""Ended runs that each of more nodes is asked for at least."""
+FEW = 16
+"""Nodes of which each is asked for a whole page."""
+_STOP_AGAIN = "whether it stops is not known: stop it again when the node answers"
 _LIVE = [status for status in Status if not status.terminal]
 
 
@@ -149,13 +152,21 @@ class FleetClient:
         return node, run
 
     async def _info(self, node: str, run: str) -> RunInfo:
-        found = (await self._nodes.ask(node, m.Info(id=0, run=run), m.RunReply, ANSWER)).run
+        found = (await self._nodes.ask(node, m.Info(id=0, run=run), m.RunReply)).run
         self._names.learn(node, [found])
         return found
 
     async def _about(self, asker: Asker, request: Any, handles: list[str], here: Here) -> None:
         executes = isinstance(request, WHERE_IT_EXECUTES)
-        found = [await self._find(handle, executes=executes) for handle in handles]
+        try:
+            found = [await self._find(handle, executes=executes) for handle in handles]
+        except OSError:
+            if isinstance(request, m.Info) and self._tell_as_heard(asker, handles[0]):
+                return
+            if not isinstance(request, m.ReadOutput):
+                raise
+            # the node that has started it keeps its last lines
+            found = [await self._find(handle, executes=False) for handle in handles]
         (node, *others), runs = zip(*found, strict=True)
         if any(other != node for other in others):
             raise bad_request("these runs are on several nodes: name those of one node")
@@ -183,11 +194,23 @@ class FleetClient:
             node, reply = there, await self._asked(there, replace(request, run=run))
         self._reply(asker, self._names.reply(node, reply))
 
+    def _tell_as_heard(self, asker: Asker, handle: str) -> bool:
+        """Tell what is known of a run whose node does not answer. Return whether anything is."""
+        node = self._node(handle)
+        run = self._nodes.heard_of(node, handle.rpartition("/")[2])
+        if run is None:
+            return False
+        why = {node: self._nodes.since(node)}
+        self._reply(asker, m.RunReply(id=0, run=self._names.run(node, run), unanswered=why))
+        return True
+
     async def _asked(self, node: str, request: Any) -> m.Reply:
         """Return a node's answer. A wait goes on while its daemon is restarted."""
-        if not isinstance(request, m.Wait):
+        if isinstance(request, m.Pause | m.Resume | FetchFiles):
             within = PACK_SECONDS if isinstance(request, FetchFiles) else ANSWER
-            return await self._nodes.ask(node, replace(request), m.Reply, within)
+            return await self._nodes.ask_living(node, replace(request), m.Reply, within)
+        if not isinstance(request, m.Wait):
+            return await self._nodes.ask(node, replace(request), m.Reply)
         begins = trio.current_time()
         lost_at = math.inf
         while True:
@@ -242,20 +265,47 @@ class FleetClient:
                 await rest
             return
 
-        async def ask(node: str) -> Any:
-            wanted = replace(request, runs=by_node.get(node, []))
-            reply = await self._nodes.ask(node, wanted, expected, STOPS)
-            return self._names.reply(node, reply)
+        def part(node: str) -> m.Request:
+            its_own: m.Request = replace(request, runs=by_node.get(node, []))
+            return its_own
+
+        async def ask(node: str, wanted: m.Request, expected: type[Any]) -> Any:
+            if isinstance(wanted, m.Stop):
+                return await self._nodes.ask_living(node, wanted, expected, STOPS)
+            return await self._nodes.ask(node, wanted, expected)
 
         if chooses or not request.runs:
-            found, failed = await self._nodes.each(ask, within=STOPS)
+            found, failed = await self._nodes.each(part, expected, ask=ask)
         else:
-            found = {node: await ask(node) for node in by_node}
-        if not found:
-            raise OSError("; ".join(f"node {node}: {why}" for node, why in failed.items()))
-        whole = _together(found.values())
+            found, failed = await self._nodes.each_of(by_node, part, expected, ask)
+        replies = [self._names.reply(node, reply) for node, reply in found.items()]
+        missed = [f"{node}/{run}" for node in failed for run in by_node.get(node, ())]
+        if missed or not replies:
+            replies.append(self._without(request, missed, failed))
+        whole = _together(replies)
         whole.unanswered = failed
         self._reply(asker, whole)
+
+    @staticmethod
+    def _without(request: Any, missed: list[str], failed: Mapping[str, str]) -> m.Reply:
+        """Return the answer for runs whose nodes have not answered. Raise `OSError` if there are
+        none."""
+        if not missed:
+            raise OSError("; ".join(f"node {node}: {why}" for node, why in failed.items()))
+        nodes = {run: run.rpartition("/")[0] for run in missed}
+        whys = {run: f"node {node} {failed[node]}" for run, node in nodes.items()}
+        if isinstance(request, m.Stop):
+            unreached = [
+                Unreached(run_id=run, node=nodes[run], why=f"{why}; {_STOP_AGAIN}")
+                for run, why in whys.items()
+            ]
+            return m.Stopped(id=0, stopped=[], survivors=[], elapsed_s=0.0, unreached=unreached)
+        if request.verb == "stop":  # the stop tells that they are not reached
+            return m.Selected(id=0, runs=missed)
+        failures = [
+            m.Failure(run=run, code=ErrorCode.UNAVAILABLE, message=why) for run, why in whys.items()
+        ]
+        return m.Selected(id=0, runs=[], failed=failures)
 
     # ---- about all
 
@@ -267,13 +317,15 @@ class FleetClient:
         up = request.after is not None
         left = left_of(request.after or None if up else request.before, self._nodes.names)
 
-        async def page(node: str) -> m.RunList:
+        def page(node: str) -> m.Request:
             way = {"after": left[node]} if up else {"before": left[node] or None}
-            wanted = replace(request, **way)
-            return await self._nodes.ask(node, wanted, m.RunList)
+            return replace(request, rows=rows, **way)
 
+        # of many nodes each tells less at once: the page is as long as of one
+        share = max(request.rows // len(self._nodes.names), LEAST_ROWS)
+        rows = min(request.rows, share) if len(self._nodes.names) > FEW else request.rows
         over = [node for node, last in left.items() if last == OVER]
-        pages, unanswered = await self._nodes.each(page, without=over)
+        pages, unanswered = await self._nodes.each(page, m.RunList, without=over)
         first = request.before is None and not request.after
         found = page_of(pages, left, self._names, first=first, up=up)
         found.unanswered = unanswered
@@ -303,17 +355,21 @@ class FleetClient:
             request, root=None, since=since, rows=PAGE, before=None, after=None, queued=None
         )
 
-        async def pages(node: str) -> m.RunList:
-            found: dict[str, RunInfo] = {}
-            asked = replace(wanted)
-            while True:
-                page = await self._nodes.ask(node, asked, m.RunList)
-                found |= {run.id: run for run in page.runs}
-                if page.next is None:
-                    return m.RunList(id=0, runs=list(found.values()))
-                asked = replace(wanted, before=page.next)
-
-        told, unanswered = await self._nodes.each(pages)
+        found: dict[str, dict[str, RunInfo]] = {}
+        begins: dict[str, str | None] = dict.fromkeys(self._nodes.names)
+        unanswered: dict[str, str] = {}
+        while begins:
+            asks = {node: replace(wanted, before=before) for node, before in begins.items()}
+            pages, failed = await self._nodes.each(
+                asks.__getitem__,
+                m.RunList,
+                without=[node for node in self._nodes.names if node not in begins],
+            )
+            unanswered |= failed
+            for node, each in pages.items():
+                found.setdefault(node, {}).update({run.id: run for run in each.runs})
+            begins = {node: each.next for node, each in pages.items() if each.next is not None}
+        told = {node: m.RunList(id=0, runs=list(runs.values())) for node, runs in found.items()}
         whole = page_of(told, dict.fromkeys(told, ""), self._names, first=True)
         name = self._names.run(node, top).id
         rows = below(name, whole.runs)
@@ -322,36 +378,38 @@ class FleetClient:
     async def _summarise(self, asker: Asker, request: m.Summarise) -> None:
         """Each run is told by the node that executes it."""
 
-        async def ask(node: str) -> Summary:
-            live = m.List(id=0, status=_LIVE, rows=0)
-            self._names.learn(node, (await self._nodes.ask(node, live, m.RunList)).runs)
-            wanted = replace(request, here=True)
-            return (await self._nodes.ask(node, wanted, m.Summarised)).summary
-
-        found, unanswered = await self._nodes.each(ask)
-        if not found:
+        live = m.List(id=0, status=_LIVE, rows=0)
+        runs, failed = await self._nodes.each(lambda _: live, m.RunList)
+        for node, told in runs.items():
+            self._names.learn(node, told.runs)
+        wanted = replace(request, here=True, missing=sorted(failed))
+        replies, unanswered = await self._nodes.each(lambda _: wanted, m.Summarised, without=failed)
+        unanswered |= failed
+        if not replies:
             raise OSError("; ".join(f"node {node}: {why}" for node, why in unanswered.items()))
+        found = {node: reply.summary for node, reply in replies.items()}
         whole = added([with_names(each, node, self._names) for node, each in found.items()])
         self._reply(asker, m.Summarised(id=0, summary=whole, unanswered=unanswered))
 
     async def _subscriptions(self, asker: Asker) -> None:
-        async def ask(node: str) -> list[SubscriptionInfo]:
-            wanted = m.ListSubscriptions(id=0)
-            return (await self._nodes.ask(node, wanted, m.SubscriptionList)).accounts
-
-        found, unanswered = await self._nodes.each(ask)
+        wanted = m.ListSubscriptions(id=0)
+        replies, unanswered = await self._nodes.each(lambda _: wanted, m.SubscriptionList)
+        found = {node: reply.accounts for node, reply in replies.items()}
         accounts = subscriptions_of(found, self._names)
         self._reply(asker, m.SubscriptionList(id=0, accounts=accounts, unanswered=unanswered))
 
     async def _status(self, asker: Asker, request: m.DaemonInfo, here: Here) -> None:
         """Tell of the daemon here, and of the alerts of all nodes."""
 
-        async def ask(node: str) -> list[AlertState]:
-            status = await self._nodes.ask(node, m.DaemonInfo(id=0), m.DaemonStatus)
-            return [self._names.alert(node, alert) for alert in status.alerts]
-
-        found, self._unanswered = await self._nodes.each(ask, without=[self._nodes.own])
-        self._alerts = [alert for alerts in found.values() for alert in alerts]
+        wanted = m.DaemonInfo(id=0)
+        found, self._unanswered = await self._nodes.each(
+            lambda _: wanted, m.DaemonStatus, without=[self._nodes.own]
+        )
+        self._alerts = [
+            self._names.alert(node, alert)
+            for node, status in found.items()
+            for alert in status.alerts
+        ]
         if asker.still_wanted() and (rest := here(request)) is not None:
             await rest
 
@@ -369,6 +427,7 @@ def _together(found: Iterable[Any]) -> Any:
             first.stopped += each.stopped
             first.survivors += each.survivors
             first.ended += each.ended
+            first.unreached += each.unreached
             first.elapsed_s = max(first.elapsed_s, each.elapsed_s)
         else:
             first.runs += each.runs

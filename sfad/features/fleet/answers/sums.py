@@ -38,8 +38,8 @@ def page_of(
     up: bool = False,
 ) -> m.RunList:
     """Return the pages of several nodes as one: the runs since the same time, or where pages lead
-    `up`, until then. A run of which two nodes tell is told by the one that executes it. `left`: of
-    the request."""
+    `up`, until then. Of a run of which two nodes tell, one knows better (`Names`). `left`: of the
+    request."""
     ends = [_end(page, up=up) for page in pages.values() if page.next]
     until = (min(ends, default=math.inf)) if up else max(ends, default=0.0)
     after, shown = dict(left), []
@@ -63,7 +63,7 @@ def page_of(
         names.run(node, run)
         for node, runs in shown
         for run in runs
-        if not _executes_on(run, answered)
+        if not names.is_told_by_another(node, run) and not _ended_for(run, answered)
     ]
     # a node that has not answered is in no further page: it would be asked for ever
     after = {node: last if node in pages else OVER for node, last in after.items()}
@@ -87,9 +87,10 @@ def _end(page: m.RunList, *, up: bool) -> float:
     return min((_created(run) for run in page.runs if run.status.terminal), default=0.0)
 
 
-def _executes_on(run: RunInfo, nodes: Collection[str]) -> bool:
-    """Return whether one of these nodes executes a run that another tells of."""
-    return run.fleet is not None and run.fleet.node in nodes and bool(run.fleet.run)
+def _ended_for(run: RunInfo, nodes: Collection[str]) -> bool:
+    """Return whether one of these nodes has granted a run that has ended: it tells that, maybe on
+    another page."""
+    return run.status.terminal and run.fleet is not None and run.fleet.giver in nodes
 
 
 def below(top: str, runs: Sequence[RunInfo]) -> list[RunInfo]:

@@ -8,9 +8,11 @@ import os
 import sys
 import time
 from argparse import ArgumentParser, Namespace
+from pathlib import Path
 from typing import Any
 
-from . import LABEL, NAMESPACE, actor_name
+from . import LABEL, NAMESPACE, NO_RAYLET, actor_name
+from .command import environment
 
 PATIENCE = 5.0
 """Seconds that an actor which is there has to connect to its daemon."""
@@ -22,12 +24,15 @@ def main() -> int:
     parser.add_argument("--node", required=True)
     parser.add_argument("--insecure", action="store_true")
     parser.add_argument("address")
+    parser.add_argument("--token-file", type=Path)
     given = parser.parse_args()
+    if given.token_file is not None:
+        os.environ |= environment(given.token_file)
     if not given.insecure and os.environ.get("RAY_AUTH_MODE") != "token":
         print(
-            "RAY_AUTH_MODE=token is not in the daemon's environment, "
+            "neither fleet.token_file is set nor RAY_AUTH_MODE=token in the daemon's environment, "
             "so any process that reaches the cluster could use this node; "
-            "set it on all nodes (docs/fleet.md), or set fleet.insecure = true"
+            "set one on all nodes (docs/fleet.md), or set fleet.insecure = true"
         )
         return 78
     try:
@@ -68,6 +73,16 @@ def make(given: Namespace) -> int:
         where: dict[str, Any] = {"label_selector": {LABEL: given.node}}
     else:
         own = ray.get_runtime_context().get_node_id()
+        label = next(
+            (each["Labels"].get(LABEL) for each in ray.nodes() if each["NodeID"] == own), None
+        )
+        if label is not None:
+            # on this machine there is another node's raylet, and not this one's
+            print(
+                f"{NO_RAYLET} {LABEL}={given.node} is alive (the one that answers "
+                f"here is of node {label}); start it: ray start … --labels {LABEL}={given.node}"
+            )
+            return 69
         where = {"scheduling_strategy": NodeAffinitySchedulingStrategy(own, soft=False)}
     made = ray.remote(NodeActor)
     actor = made.options(

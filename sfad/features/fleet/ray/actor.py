@@ -4,6 +4,7 @@ import os
 import queue
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ import ray
 from ..messages import FleetPush, FleetTold
 from . import NAMESPACE, actor_name
 from .link import Link
-from .placing import Places, all_nodes, drain, identity
+from .placing import Places, all_nodes, drain, register
 from .tunnels import Message, Tunnels
 
 LOOK, LOOK_MAX = 0.02, 1.0
@@ -26,9 +27,14 @@ class NodeActor:
         self._node = node
         self._daemon = daemon
         self._handles: dict[str, Any] = {}
-        self._identity = identity(node)
+        register(node)
         self._tunnels = Tunnels(daemon, node, self._call)
-        self._link = Link(node, daemon, self._way, self._do, self._displaced)
+        self._heard: dict[str, float] = {}
+        """When each other actor has answered last."""
+        self._link = Link(
+            node, daemon, self._way, self._do, self._displaced,
+            ray=ray.__version__, raylet=os.getppid(),
+        )  # fmt: skip
         self._places = Places(node)
         self._work: queue.Queue[FleetPush | None] = queue.Queue()
         self._own = ray.get_runtime_context().current_actor
@@ -41,7 +47,8 @@ class NodeActor:
         return self._tunnels.deliver(node, messages)
 
     def identity(self) -> dict[str, Any]:
-        return self._identity | {"daemon": self._daemon, "connected": self._link.connected}
+        """Return what tells whether it is of this daemon, and serves it."""
+        return {"daemon": self._daemon, "connected": self._link.connected}
 
     # ---- other actors
 
@@ -65,6 +72,7 @@ class NodeActor:
                 self._handles.pop(node, None)
                 then(None)
             else:
+                self._heard[node] = time.monotonic()
                 then(future.result())
 
         future.add_done_callback(done)
@@ -75,7 +83,12 @@ class NodeActor:
         self._tunnels.open(push.node, socket.socket(fileno=descriptor))
 
     def _do(self, push: FleetPush) -> None:
-        self._work.put(push)
+        if push.what == "heard":  # it takes no call of Ray, and some may hang
+            now = time.monotonic()
+            heard = {node: now - at for node, at in list(self._heard.items())}
+            self._link.send(FleetTold(id=0, number=push.number, heard=heard))
+        else:
+            self._work.put(push)
 
     def _serve(self) -> None:
         """Do what takes calls of Ray, one after the other."""
@@ -106,9 +119,7 @@ class NodeActor:
                 refused = drain(push.node, undo=push.what == "undrain")
                 self._link.send(FleetTold(id=0, number=push.number, refused=refused))
             case "nodes":
-                self._link.send(
-                    FleetTold(id=0, number=push.number, nodes=all_nodes(self._identity))
-                )
+                self._link.send(FleetTold(id=0, number=push.number, nodes=all_nodes()))
 
     def _trouble(self, push: FleetPush | None, error: Exception) -> None:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -9,7 +9,7 @@ from ....protocol.conversation import Answer, Conversation, hello
 from ....protocol.framing import ProtocolError
 from ....protocol.messages import Done, Welcome, pack_message
 from ....protocol.requests.base import Request
-from ..messages import FLEET_VERSION, FleetPush, FleetTold, ServeFleet
+from ..messages import ACTOR_VERSION, FleetPush, FleetTold, ServeFleet
 
 AGAIN = 0.3
 """Seconds between attempts to connect to the daemon."""
@@ -25,7 +25,12 @@ class Link:
         way: Callable[[FleetPush, int], None],
         do: Callable[[FleetPush], None],
         displaced: Callable[[], None],
+        *,
+        ray: str = "",
+        raylet: int = 0,
     ) -> None:
+        """`ray`: its version; `raylet`: the process that has started the actor."""
+        self._ray, self._raylet = ray, raylet
         self._node = node
         self._daemon = daemon
         self._way = way
@@ -88,7 +93,15 @@ class Link:
         with self._lock:
             self._sock, self._last = sock, 1
             sock.sendall(hello(f"fleet actor {os.getpid()}"))
-            self._write(ServeFleet(id=1, node=self._node, version=FLEET_VERSION))
+            self._write(
+                ServeFleet(
+                    id=1,
+                    node=self._node,
+                    version=ACTOR_VERSION,
+                    ray=self._ray,
+                    raylet=self._raylet,
+                )
+            )
 
     def _read(self) -> None:
         self._conversation, sock = Conversation(), self._sock

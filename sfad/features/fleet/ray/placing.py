@@ -4,14 +4,17 @@ it lives.
 By that Ray's other work and its autoscaler know of the tree.
 """
 
-import platform
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import ray
-from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_list, _internal_kv_put
+from ray.experimental.internal_kv import (
+    _internal_kv_del,
+    _internal_kv_get,
+    _internal_kv_list,
+    _internal_kv_put,
+)
 from ray.util import list_named_actors
 from ray.util.placement_group import (
     PlacementGroup,
@@ -21,13 +24,9 @@ from ray.util.placement_group import (
     remove_placement_group,
 )
 
-from .... import __version__
 from ....protocol.types import Placing, RunId
-from ..messages import FLEET_VERSION, FleetNode, FleetTold
+from ..messages import FleetNode, FleetTold
 from . import LABEL, NAMESPACE, actor_name
-
-ANSWER = 2.0
-"""Seconds that other nodes have to say who they are."""
 
 _PREFIX = actor_name("")
 
@@ -62,73 +61,41 @@ def drain(node: str, *, undo: bool) -> str | None:
     return None
 
 
-def identity(node: str) -> dict[str, Any]:
-    """Return what this node says of itself."""
-    return {
-        "name": node,
-        "version": __version__,
-        "python": platform.python_version(),
-        "ray": ray.__version__,
-        "fleet": FLEET_VERSION,
-        "ray_node": ray.get_runtime_context().get_node_id(),
-    }
+_MACHINES = "machines/"
 
 
-def all_nodes(own: Mapping[str, Any]) -> list[FleetNode]:
-    """Return the nodes with an actor, asked in parallel who they are, and Ray's nodes without
-    one."""
-    asked: dict[str, Any] = {}
-    for name in names():
-        if name != own["name"]:
-            with suppress(ValueError):  # its actor has ended meanwhile
-                # not a handle that was used before: it may be of an actor that another one has
-                # replaced
-                asked[name] = ray.get_actor(actor_name(name), namespace=NAMESPACE).identity.remote()
-    answered, _ = (
-        ray.wait(list(asked.values()), num_returns=len(asked), timeout=ANSWER)
-        if asked
-        else ([], [])
-    )
-    said: dict[str, Mapping[str, Any] | None] = {own["name"]: own}
-    for name, ref in asked.items():
-        said[name] = _got(ref) if ref in answered else None
+def register(node: str) -> None:
+    """Note on which of Ray's nodes this actor is: where it has no label, nothing else tells.
+    Raises what Ray raises."""
+    machine: str = ray.get_runtime_context().get_node_id()
+    _internal_kv_put(f"{_MACHINES}{node}".encode(), machine.encode(), namespace=NAMESPACE)
+
+
+def all_nodes() -> list[FleetNode]:
+    """Return the nodes with an actor, as Ray knows them. Raises what Ray raises."""
     ray_nodes: Sequence[Any] = ray.nodes()
     by_id = {each["NodeID"]: each for each in ray_nodes}
     by_label = {
         each["Labels"].get(LABEL): each
         for each in sorted(ray_nodes, key=lambda each: bool(each["Alive"]))
     }
-    found, resting = [], drained()
-    for name, words in sorted(said.items()):
-        machine = by_id.get(words["ray_node"]) if words is not None else by_label.get(name)
-        found.append(_node(name, words, machine, drained=name in resting))
+    resting, found = drained(), []
+    for name in names():
+        machine = by_label.get(name)
+        if machine is None:
+            key = f"{_MACHINES}{name}".encode()
+            machine = by_id.get((_internal_kv_get(key, namespace=NAMESPACE) or b"").decode())
+            if machine is not None and LABEL in machine["Labels"]:
+                machine = None  # it is another node's
+        found.append(_node(name, machine, drained=name in resting))
     return found
 
 
-def _got(ref: Any) -> Mapping[str, Any] | None:
-    try:
-        found: Mapping[str, Any] = ray.get(ref)
-    except ray.exceptions.RayError:
-        return None
-    return found
-
-
-def _node(
-    name: str, said: Mapping[str, Any] | None, machine: Mapping[str, Any] | None, *, drained: bool
-) -> FleetNode:
-    refused = None
-    if said is not None and said["fleet"] != FLEET_VERSION:
-        refused = (
-            f"it has version {said['fleet']} of the fleet's messages, this node {FLEET_VERSION}"
-        )
+def _node(name: str, machine: Mapping[str, Any] | None, *, drained: bool) -> FleetNode:
     return FleetNode(
         name=name,
         alive=bool(machine and machine["Alive"]),
         address=machine["NodeManagerAddress"] if machine else "",
-        version=said["version"] if said else "",
-        python=said["python"] if said else "",
-        ray=said["ray"] if said else "",
-        refused=refused,
         resources={key: amount for key, amount in machine["Resources"].items() if ":" not in key}
         if machine
         else {},
@@ -301,9 +268,24 @@ class Places:
             return FleetTold(
                 id=0, run=run, waits=f"{what}: too little is free now on {', '.join(sorted(able))}"
             )
+        if away := _away(placing):
+            return FleetTold(
+                id=0, run=run, waits=f"{what}: {', '.join(away)} cannot take it now ({_SEE})"
+            )
         return FleetTold(
             id=0,
             run=run,
             waits=f"{what}: no node that is there now could ever take it",
             infeasible=True,
         )
+
+
+_SEE = "its part of Ray is gone: sfactl fleet nodes"
+
+
+def _away(placing: Placing) -> list[str]:
+    """Return the nodes that are known, might take a run, and whose raylets are gone: what they have
+    is not known any more."""
+    alive = {each["Labels"].get(LABEL) for each in ray.nodes() if each["Alive"]}
+    wanted = placing.node or placing.labels.get(LABEL)
+    return [name for name in names() if name not in alive and wanted in {None, name}]

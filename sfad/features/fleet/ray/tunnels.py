@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from ....protocol.messages import Error, pack_message
 from ....protocol.types import ErrorCode
-from ..messages import FLEET_VERSION
+from ..messages import FLEET_VERSION, VERSIONS_DIFFER
 
 OPEN, DATA, CLOSE = range(3)
 Message = tuple[str, int, bytes]
@@ -120,7 +120,7 @@ class Tunnels:
         if version != str(FLEET_VERSION).encode():
             message = (
                 f"node {self._node} has version {FLEET_VERSION} of the fleet's messages, "
-                f"and node {node} version {version.decode()}: install one version of sfad on both"
+                f"and node {node} version {version.decode()}: {VERSIONS_DIFFER}"
             )
             error = Error(id=0, code=ErrorCode.UNSUPPORTED_VERSION, message=message)
             self._say(node, (name, DATA, bytes(pack_message(error))))

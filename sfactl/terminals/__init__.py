@@ -1,0 +1,8 @@
+"""Terminals of runs, as a person sees them.
+
+`keys`     what keys send: `y<Enter>`
+`typing`   `sfactl send --keys`
+`replay`   the screen of a run, from what it has written
+`viewer`   the terminal of a run in that of the person
+`printing` the output of a run with a terminal: its text, its screen, its bytes, its recording
+"""

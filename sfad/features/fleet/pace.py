@@ -1,0 +1,34 @@
+"""How long nodes take to answer, and so how long one is waited for."""
+
+import time
+
+LEAST, MOST = 0.5, 2.0
+"""Seconds that a node has for an answer which takes no work."""
+FACTOR = 4
+"""So many times as long as it took lately."""
+UNKNOWN = 1.0
+"""Seconds for the first answer, because the way to the node is opened, too; and for one that was
+heard of within the last `LATELY` seconds: it probably lives."""
+LATELY = 5.0
+
+
+class Pace:
+    """A node on a busy machine is slow and lives. So each has a multiple of what its slowest answer
+    of late has taken, within bounds that a person who waits can bear."""
+
+    def __init__(self) -> None:
+        self._took: dict[str, float] = {}
+        self._at: dict[str, float] = {}
+
+    def answered(self, node: str, seconds: float) -> None:
+        """Note that an answer has taken so long."""
+        self._took[node] = max(seconds, 0.8 * self._took.get(node, 0.0))
+        self._at[node] = time.monotonic()
+
+    def patience(self, node: str) -> float:
+        """Return the seconds to wait for an answer of a node."""
+        took = self._took.get(node)
+        if took is None:
+            return UNKNOWN
+        least = UNKNOWN if time.monotonic() - self._at[node] < LATELY else LEAST
+        return min(max(least, FACTOR * took), MOST)

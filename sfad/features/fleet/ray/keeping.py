@@ -1,0 +1,126 @@
+"""Keeps this machine's part of the Ray cluster where no systemd does (`fleet.start`).
+
+The daemon starts a *guard*, which ends with it. The guard starts a *keeper* unless one is there: it
+starts Ray, and starts it again whenever that ends, each time after a longer pause. The keeper and
+Ray outlive the daemon: if each start of the head's daemon ended the cluster, all nodes would lose
+their part of it. To end Ray, take `fleet.start` out of the config and send the keeper SIGTERM."""
+
+import ctypes
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from argparse import ArgumentParser
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+
+import psutil
+
+from ....processes import kernel
+from . import command
+
+PAUSE, PAUSE_MAX = 1.0, 15.0
+"""Seconds until Ray is started again: doubled each time, and the first again once it has lived for
+`LIVED`."""
+LIVED = 60.0
+_PR_SET_CHILD_SUBREAPER = 36
+END = 10.0
+"""Seconds that Ray has to end by itself."""
+
+
+def main() -> int:
+    parser = ArgumentParser(prog="sfad fleet")
+    parser.add_argument("--keep", type=int, help="be the keeper, and hold this descriptor")
+    parser.add_argument("--lock", type=Path, required=True)
+    parser.add_argument("--node", required=True)
+    parser.add_argument("--token-file", type=Path)
+    parser.add_argument("where")
+    given = parser.parse_args()
+    if given.token_file is not None:
+        os.environ |= command.environment(given.token_file)
+    if given.keep is not None:
+        own = kernel.stat(os.getpid())
+        os.ftruncate(given.keep, 0)
+        os.pwrite(given.keep, f"{os.getpid()} {own.started if own is not None else 0}".encode(), 0)
+        words = [str(command.program()), *command.arguments(given.where, given.node)]
+        Keeper(words, given.lock.with_suffix(".log")).serve()
+        return 0
+    if not command.program().exists():
+        print(f"{command.program()} does not exist: install sfad[fleet]")
+        return 69
+    threading.Thread(target=_end_with_daemon, daemon=True).start()
+    while True:
+        _start_keeper(given.lock)
+
+
+def _end_with_daemon() -> None:
+    while sys.stdin.buffer.read(1):
+        pass
+    os._exit(0)
+
+
+def _start_keeper(lock: Path) -> None:
+    """Wait until no keeper is alive, and start one."""
+    held = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        subprocess.Popen(
+            [sys.executable, "-P", "-m", __spec__.name, "--keep", str(held), *sys.argv[1:]],
+            pass_fds=[held],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    finally:
+        os.close(held)
+    time.sleep(PAUSE)  # one that cannot live is not started without a pause
+
+
+class Keeper:
+    def __init__(self, words: list[str], log: Path) -> None:
+        self._words, self._log = words, log
+        self._ends = False
+
+    def serve(self) -> None:
+        """Keep Ray until SIGTERM."""
+        signal.signal(signal.SIGTERM, self._end)
+        # what Ray leaves behind becomes a child of this process
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        pause = PAUSE
+        while not self._ends:
+            began = time.monotonic()
+            with self._log.open("wb") as log, suppress(OSError):
+                log.write(f"keeper {os.getpid()}: {' '.join(self._words)}\n".encode())
+                log.flush()
+                ray = subprocess.Popen(
+                    self._words, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                )
+                while ray.poll() is None and not self._ends:
+                    with suppress(subprocess.TimeoutExpired):
+                        ray.wait(1.0)
+            _clear()
+            if not self._ends:
+                pause = PAUSE if time.monotonic() - began > LIVED else min(2 * pause, PAUSE_MAX)
+                time.sleep(pause)
+
+    def _end(self, _number: int, _frame: FrameType | None) -> None:
+        self._ends = True
+
+
+def _clear() -> None:
+    """End all that Ray has left: it would keep the ports of the next one."""
+    found = psutil.Process().children(recursive=True)
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for process in found:
+            with suppress(psutil.Error):
+                process.send_signal(number)
+        _, found = psutil.wait_procs(found, timeout=END)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,36 @@
+"""The declaration."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from ...core.state.access import TABLE
+from ...feature import Feature, Section
+from ...protocol.types import Terminal
+from .messages import Keys
+
+TERMINAL = "terminal"
+"""What it decides about a run."""
+
+
+class AgentTerminal(Struct, frozen=True, kw_only=True):
+    terminal: bool = False
+    """Each run has a terminal of its own (docs/terminals.md)."""
+
+
+AgentTerminals = dict[str, AgentTerminal]
+"""By the names of agents."""
+
+
+def _shown(_terminal: Terminal, _live: Any) -> Mapping[str, Any]:
+    return {"terminal": True}
+
+
+FEATURE = Feature(
+    sections=(Section("agents", AgentTerminals),),
+    verbs={Keys: TABLE["keys"]},
+    decides={TERMINAL: Terminal},
+    shows=_shown,
+    part="part",
+)

@@ -1,0 +1,39 @@
+"""Run the programs of python.md against a real daemon."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import Start
+from tests.docs.pages import blocks, text_of
+from tests.harness import PATIENCE
+
+FRAMEWORKS = ("from pydantic_ai", "from agents", "from langgraph")
+"""Tried by tests/frameworks."""
+PROGRAMS = [
+    block.text
+    for block in blocks(text_of("python.md"))
+    if block.language == "python" and not any(each in block.text for each in FRAMEWORKS)
+]
+SAYS = (
+    ["run_accepted", "run_completed", "completed None reading\ndone\n"],
+    ["cancelled"],
+    ["completed"],
+    ["completed\n0.2\ncompleted 0.0045"],
+    ["patient has finished", "patient is completed because of None", "hasty is timeout because"],
+)  # fmt: skip
+"""What each prints."""
+
+
+@pytest.mark.parametrize(("program", "says"), list(zip(PROGRAMS, SAYS, strict=True)))
+def test_a_program(share: Start, program: str, says: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=share().env, capture_output=True, text=True,
+        timeout=2 * PATIENCE, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for words in says:
+        assert words in done.stdout

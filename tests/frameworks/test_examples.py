@@ -1,0 +1,91 @@
+"""Each framework's example: of two agents in one process one hits its limit, and the other
+finishes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sfactl import Daemon
+from sfad.protocol.types import Status
+from tests import harness
+from tests.conftest import Start
+from tests.docs.pages import blocks, text_of
+
+from .provider import Provider, providing
+
+ROOT = Path(__file__).parents[2]
+CONFIG = """
+[gateway]
+enabled = true
+[gateway.upstreams.openai]
+url = "{url}"
+api = "openai-chat"
+free = false
+"""
+EXAMPLES = {
+    name: block.text
+    for block in blocks(text_of("python.md"))
+    for name in ("pydantic_ai", "agents", "langgraph", "crewai")
+    if block.language == "python" and f"from {name}" in block.text
+}
+LONG = 1200.0
+"""Seconds to install the frameworks."""
+
+
+@pytest.fixture(scope="session")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An interpreter that has the frameworks and this checkout."""
+    place = tmp_path_factory.mktemp("frameworks") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", place], check=True, timeout=LONG)
+    pip = [place / "bin/python", "-m", "pip", "install", "--quiet", f"{ROOT}[frameworks]"]
+    done = subprocess.run(pip, capture_output=True, text=True, timeout=LONG, check=False)
+    assert done.returncode == 0, done.stderr
+    return place / "bin/python"
+
+
+@pytest.fixture
+def provider() -> Iterator[Provider]:
+    with providing() as provider:
+        yield provider
+
+
+@pytest.fixture
+def real(start: Start, provider: Provider) -> harness.Daemon:
+    return start(config=CONFIG.format(url=provider.url))
+
+
+def test_the_page_has_the_examples() -> None:
+    assert len(EXAMPLES) >= 3
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example(
+    real: harness.Daemon, provider: Provider, python: Path, name: str, tmp_path: Path
+) -> None:
+    env = real.env | {"OPENAI_API_KEY": "none", "HOME": str(tmp_path)}
+    done = subprocess.run(
+        [python, "-c", EXAMPLES[name]], env=env, cwd=tmp_path, capture_output=True, text=True,
+        timeout=LONG, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    with Daemon(str(real.socket)) as daemon:
+        ended = {run.name: run for run in daemon.runs()}
+    assert set(ended) == {"thrifty", "thorough"}
+    assert ended["thorough"].status is Status.COMPLETED, done.stdout + done.stderr
+    reason = ended["thrifty"].reason
+    assert reason is not None
+    assert (ended["thrifty"].status, reason.kind, reason.limit_kind) == (
+        Status.FAILED,
+        "limit",
+        "cost",
+    )
+    spent = [run.usage.cost_usd or 0 for run in ended.values()]
+    assert sum(spent) == pytest.approx(provider.usd)
+    assert (ended["thrifty"].usage.cost_usd or 0) <= 0.1
+    assert json.dumps("thorough: It is fine.")[1:-1] in done.stdout
