@@ -25,6 +25,7 @@ from sfad.protocol.kinds import KINDS, METERED_KINDS
 from sfad.protocol.types import Action, After, Bound, Claim, Limit, LimitKind, RunId, Source, Status
 from tests.core.asking import asked_for, replaced
 from tests.core.policies import changed
+from tests.core.policies import policy as policy_with
 from tests.tiers import examples
 
 from .holding import check_holds
@@ -113,9 +114,9 @@ KERNELS = [LimitKind.MEMORY, LimitKind.PIDS, LimitKind.SILENCE]
 METERS: st.SearchStrategy[Source] = st.sampled_from(["stream", "stream", "gateway", "session"])
 
 POLICIES = st.builds(
-    Policy,
-    max_depth=st.builds(Bound, value=st.integers(2, 4), source=st.just("config")),
-    max_descendants=st.builds(Bound, value=st.integers(2, 6), source=st.just("config")),
+    policy_with,
+    max_depth=st.integers(2, 4),
+    max_descendants=st.integers(2, 6),
     depth_ceiling=st.just(6),
     descendants_ceiling=st.just(8),
     allow_detach=st.booleans(),
