@@ -176,7 +176,8 @@ class Starting:
         `RequestError`, `OSError`."""
         order = around.order
         way = self.way if order.placing is None else self.placed_way
-        check_key(order.key)  # equal requests differ in that
+        if order.key is not None:  # equal requests differ in that
+            check_key(order.key)
         if (looks := way.look(around)) is not None:
             around.setups = await looks
         p = self._decided_before(around)
