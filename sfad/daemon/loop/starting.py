@@ -266,7 +266,8 @@ class Starting:
             or sum(map(len, order.env)) > LARGE
         ):
             return
-        key, kept = (peer.uid, order.cwd, *order.argv), replace(order, id=0, key=None)
+        key: tuple[int | bytes, ...] = (peer.uid, order.cwd, *order.argv)
+        kept = replace(order, id=0, key=None)
         self._known.pop(key, None)
         self._known[key] = _Known(kept, peer, around.setups, self._beside(peer), p)
         if len(self._known) > MOST_KNOWN:
