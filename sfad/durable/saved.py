@@ -116,10 +116,12 @@ class SavedSpawns:
     def launched(self, run: Run) -> None:
         """An attempt was launched. If it is the last one, its environment is not needed any
         more."""
-        if run.asked.retries.attempts <= 1 or run.attempt >= run.asked.retries.attempts:
+        if run.id in self._files.saved and run.attempt >= run.asked.retries.attempts:
             self.forget(run.id)
 
     def forget(self, run: RunId) -> None:
+        if run not in self._files.saved:
+            return
         crash_point("forget spawn")
         try:
             self._files.forget(run)

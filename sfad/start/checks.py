@@ -70,9 +70,9 @@ def check_characters(p: Prepared, _: Surroundings) -> None:
                 raise bad_request(f"a control character in {name}: {text[:80]!r}")
 
 
-def check_key(key: str | None) -> None:
+def check_key(key: str) -> None:
     """Bound the key of a request."""
-    if key is not None and len(key) > 64:
+    if len(key) > 64:
         raise too_many("characters of key", len(key), 64)
 
 

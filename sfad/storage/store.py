@@ -53,14 +53,14 @@ class RunFiles:
                 # not a daemon's: `save` sets it aside if it is in the way
                 with suppress(IsADirectoryError, PermissionError):
                     os.unlink(directory / name)
-        self._saved = set(self.runs())
+        self.saved = set(self.runs())
         """Runs that may have a file. Most never have one, and need no unlink(2)."""
 
     def save(self, run: RunId, data: bytes) -> None:
         """Save `data` for the run in place of what was saved before. Raises `OSError`, and then
         changes nothing."""
         path, unfinished = self._path(run, _SUFFIX), self._path(run, _UNFINISHED)
-        self._saved.add(run)
+        self.saved.add(run)
         make_directory(self._directory)  # an agent may have removed it
         with ExitStack() as undo:
             descriptor = create(Path(unfinished))
@@ -92,9 +92,9 @@ class RunFiles:
         return keep_damaged(Path(self._path(run, _SUFFIX)))
 
     def forget(self, run: RunId) -> None:
-        if run in self._saved:
+        if run in self.saved:
             _unlink(self._path(run, _SUFFIX))
-            self._saved.discard(run)
+            self.saved.discard(run)
 
     def runs(self) -> list[RunId]:
         """Return the runs for which something is saved, in order of their ids. Raises `OSError`."""

@@ -479,7 +479,7 @@ class Metering:
             live, self._prices, feed=self._tell, publish=self._publish
         )
         readings: tuple[Reading, ...] = ()
-        if live.kept:
+        if live.output.kept:
             argv = run.asked.shown.argv
             meter = (
                 (lambda saved: program.meter(argv, saved, resumed=_resumes(run)))
@@ -529,7 +529,8 @@ class Metering:
             given = session_of(first, run.attempt) if first is not None else continued
             if given is not None:
                 self._session_saved(run, given)
-        self._sessions.begin(run.id, session, live.sessions)
+        if session is not None or run.attempt > 1:
+            self._sessions.begin(run.id, session, live.sessions)
 
     def _has_meter(self, run: RunId) -> bool:
         return run in self._runs and self._runs[run].has_meter

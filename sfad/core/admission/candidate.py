@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from ...protocol.kinds import KINDS
 from ...protocol.limits import format_amount
-from ...protocol.types import Action, Bound, Grant, Limit, LimitKind, Lowered, RunId, Status
+from ...protocol.types import Action, Bound, Grant, Limit, LimitKind, Lowered, RunId
 from ..events import SpawnRequested
 from ..state.access import Peer, Permissions
 from ..state.grants import Lease
@@ -15,7 +15,7 @@ from ..state.limits import ActiveLimit, Limits, Parent, limits_of, most_of, take
 from ..state.naming import NAME, derive_name, is_name, one_form
 from ..state.policy import MAX_ATTEMPTS, MAX_LABELS, MAX_RETRY_DELAY, Invalid, Policy
 from ..state.request import Asked, Identity
-from ..state.run import AllowedModels, Attempt, Birth, Run, State, check_grace, run_id
+from ..state.run import AllowedModels, Birth, Run, check_grace, run_id
 from ..state.tree import narrower
 
 # ---- Limits of a session: never more than `[sessions]`, nor than the profile or the entry of its
@@ -281,17 +281,12 @@ def candidate(made: Draft, ev: SpawnRequested, number: int) -> Run:
     if asked.terms.allowed_models or asked.grant is not None:
         models = _models(own_id, asked, models)
     birth = replace(made.birth, id=own_id, number=number, created_at=ev.at, models=models)
-    state = State(
-        Status.ACCEPTED,
-        {limit.kind: ActiveLimit(limit) for limit in made.limits},
-        made.policy.limits.max_time,
-        Attempt(0),
-        tied_to=asked.tied_to,
-        admit_token=ev.token,
-    )
+    limits = {limit.kind: ActiveLimit(limit) for limit in made.limits}
+    run = Run.born(birth, made.above, limits, made.policy.limits.max_time)
+    run.tied_to, run.admit_token = asked.tied_to, ev.token
     if asked.grant is not None:
-        state.lease = Lease(ev.lease_until)
-    return Run(birth, state, made.above)
+        run.lease = Lease(ev.lease_until)
+    return run
 
 
 def limits_for(asked: Asked, above: Run | None, policy: Policy, uid: int) -> Limits:

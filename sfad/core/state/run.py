@@ -536,7 +536,19 @@ class Run(State):
     )
 
     def __init__(self, birth: Birth, state: State, parent: Run | None) -> None:
+        """Make a run of what was saved of it."""
         super().__init__(*_PARTS(state))
+        self._place(birth, parent)
+
+    @classmethod
+    def born(cls, birth: Birth, parent: Run | None, limits: Limits, max_time: float) -> Run:
+        """Return a new run."""
+        run = cls.__new__(cls)
+        State.__init__(run, Status.ACCEPTED, limits, max_time, Attempt(0))
+        run._place(birth, parent)
+        return run
+
+    def _place(self, birth: Birth, parent: Run | None) -> None:
         self.birth = birth
         self.id, self.name, self.user, self.asked = birth.id, birth.name, birth.user, birth.asked
         self.identity = (birth.kind, birth.asked.identity.agent or birth.name)

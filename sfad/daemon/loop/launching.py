@@ -161,7 +161,7 @@ class Launching:
             if live.stdin is not None
             else (live.descriptors[0] if live.descriptors else None)
         )
-        if not live.kept:
+        if not live.output.kept:
             return piped, None, None
         owner = None if live.credentials is None else (live.credentials.uid, live.credentials.gid)
         opened += self.resources.output.open_for_run(live.run.id, owner)

@@ -173,7 +173,8 @@ class Starting:
         `RequestError`, `OSError`."""
         order = around.order
         way = self.way if order.placing is None else self.placed_way
-        check_key(order.key)  # equal requests differ in that
+        if order.key is not None:  # equal requests differ in that
+            check_key(order.key)
         if (looks := way.look(around)) is not None:
             around.setups = await looks
         p = self._decided_before(around)
@@ -264,7 +265,8 @@ class Starting:
             or sum(map(len, order.env)) > LARGE
         ):
             return
-        key, kept = (peer.uid, order.cwd, *order.argv), replace(order, id=0, key=None)
+        key: tuple[int | bytes, ...] = (peer.uid, order.cwd, *order.argv)
+        kept = replace(order, id=0, key=None)
         self._known.pop(key, None)
         self._known[key] = _Known(kept, peer, around.setups, self._beside(peer), p)
         if len(self._known) > MOST_KNOWN:
