@@ -496,7 +496,12 @@ class Exchange:
                     ),
                 )
             api = upstream.api_of(route.path)
-            await self._with_body(found_run, upstream, api, route)
+            try:
+                await self._with_body(found_run, upstream, api, route)
+            except (_AnsweredError, RefusedError):
+                if self._is_known:
+                    await self._find_run(route.token)  # that it has ended is the better reason
+                raise
         except _AnsweredError as answer:
             await self._say(answer.status, str(answer), api, headers=answer.headers)
         except RefusedError as refusal:

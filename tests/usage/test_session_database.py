@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from sfad.agents import Reading, session_files_of
+from sfad.agents.program import SessionPlace
 from sfad.usage.session_database import find_database
 from sfad.usage.sessions import Session, TooMany
 from tests.harness import GONE, as_root
@@ -194,6 +195,15 @@ def test_the_variables_say_where_it_is(user: Opencode, tmp_path: Path) -> None:
     assert look(user.session(XDG_DATA_HOME=str(tmp_path))) == ()
 
 
+def test_a_program_without_home_is_looked_for_where_the_system_says(
+    user: Opencode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sfad.usage.sessions.home_of", {os.getuid(): str(user.home)}.get)
+    user.begin("ses_1")
+    user.say("ses_1", ends(500))
+    assert tokens(user.session(HOME="")) == [(500, 11)]
+
+
 def test_a_look_makes_no_file_and_takes_no_lock_that_a_writer_waits_for(user: Opencode) -> None:
     session = user.session()
     user.begin("ses_1")
@@ -202,7 +212,8 @@ def test_a_look_makes_no_file_and_takes_no_lock_that_a_writer_waits_for(user: Op
     there = sorted(os.listdir(user.path.parent))
     assert tokens(session) == [(0, 0)], "it is not committed"
     user.database.execute("COMMIT")
-    database = find_database(session.files.place(session._search(None)), os.getuid())
+    place = SessionPlace(str(user.path.parent), (user.path.name,))
+    database = find_database(place, os.getuid())
     assert database is not None
     with database.opened() as reader:
         assert reader.execute("SELECT count(*) FROM part").fetchone() == (1,)
