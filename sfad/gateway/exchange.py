@@ -527,8 +527,8 @@ class Exchange:
     async def _known_run(self, token: str | None) -> CallerRun:
         """Return the run that was found for an earlier request of the connection, which may have
         ended since; else find it."""
-        asked = self._caller, token
-        known, settings = self._http.known, self._shared.upstreams()
+        asked, settings = (self._caller, token), self._shared.upstreams()
+        known: KnownRun | None = self._http.known
         if known is not None and known.asked == asked and known.settings is settings:
             self._is_known = True
             return known.run
