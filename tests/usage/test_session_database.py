@@ -18,12 +18,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+import trio
 
 from sfad.agents import Reading, session_files_of
 from sfad.agents.program import SessionPlace
 from sfad.usage.session_database import find_database
 from sfad.usage.session_files import TooMany
-from sfad.usage.sessions import Session
+from sfad.usage.sessions import Session, Sessions
 from tests.harness import GONE, as_root
 
 BEGAN = datetime.now(UTC) - timedelta(minutes=1)
@@ -322,6 +323,24 @@ def test_a_view_that_never_ends_is_broken_off(
     )
     with pytest.raises(sqlite3.OperationalError, match="interrupted"):
         user.session().look(())
+
+
+async def test_that_it_cannot_be_read_is_told_at_the_end(
+    user: Opencode, nursery: trio.Nursery
+) -> None:
+    """A program makes its tables at its first start."""
+    user.database.executescript("DROP TABLE session")
+    lost = list[str]()
+    sessions = Sessions(
+        seen=lambda _run, _readings: None, lost=lambda _run, why: lost.append(why), trouble=print
+    )
+    nursery.start_soon(sessions.serve)
+    sessions.begin("a1", user.session())
+    await sessions.look_again(["a1"])
+    assert not lost
+    await sessions.catch_up("a1")
+    assert len(lost) == 1
+    assert "its database cannot be read: no such table: session" in lost[0]
 
 
 @pytest.mark.parametrize("odd", ["link", "fifo", "directory", "text", "other"])
