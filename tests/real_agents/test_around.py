@@ -155,9 +155,7 @@ def test_a_program_that_makes_no_call_is_not_ended(
     assert "gateway_bypassed" not in at.daemon.log.read_text()
 
 
-def test_a_reply_that_has_begun_is_seen(
-    desk: MakeDesk, containment: str
-) -> None:
+def test_a_reply_that_has_begun_is_seen(desk: MakeDesk, containment: str) -> None:
     at = desk(config=CONFIG, mode=containment, opencode=[Stall("word " * 400)])
     command = script(at, HOW["exec"].format(cleared(at, OPENCODE.as_text)))
     at.sfactl("run", "--limit", f"cost={LIMIT}", "--timeout", "2m", *command)
