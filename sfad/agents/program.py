@@ -117,6 +117,8 @@ class AgentSessions(ABC):
     further_variables: tuple[str, ...] = ()
     """Others that do."""
     resume_words: frozenset[str]
+    avoidable: bool = False
+    """A variable has the program keep none, so other signs of its calls count for as much."""
 
     @abstractmethod
     def session_id(self, argv: Sequence[str]) -> str | None:

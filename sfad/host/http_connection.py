@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from http import HTTPStatus
+from typing import Any
 
 import h11
 import trio
@@ -42,6 +43,8 @@ class HttpConnection:
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
         self.answering = False
         """The head of a reply was sent."""
+        self.known: Any = None
+        """What the exchanges of this connection know of its caller."""
         self._unsent = bytearray()
         """What the client has not taken."""
         self._sending = trio.Lock()

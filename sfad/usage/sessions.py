@@ -466,7 +466,7 @@ class Sessions:
             pass  # it is looked at again soon; perhaps no thread could be started
         except sqlite3.Error as error:
             # until its end it may still be making its tables, or keep a lock
-            if session.ended:
+            if session.ended and not session.readings:
                 self._lose(key, session, f"its database cannot be read: {error}")
         except Exception:  # noqa: BLE001 - a bug in a meter must not leave every tree without a supervisor
             self._drop(key)

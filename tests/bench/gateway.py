@@ -233,7 +233,7 @@ def provider() -> Iterator[str]:
         yield f"http://127.0.0.1:{process.stdout.readline().strip()}"
     finally:
         process.terminate()
-        process.wait()
+        process.communicate()
 
 
 @contextmanager

@@ -18,10 +18,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+import trio
 
 from sfad.agents import Reading, session_files_of
+from sfad.agents.program import SessionPlace
 from sfad.usage.session_database import find_database
-from sfad.usage.sessions import Session, TooMany
+from sfad.usage.session_files import TooMany
+from sfad.usage.sessions import Session, Sessions
 from tests.harness import GONE, as_root
 
 BEGAN = datetime.now(UTC) - timedelta(minutes=1)
@@ -194,6 +197,15 @@ def test_the_variables_say_where_it_is(user: Opencode, tmp_path: Path) -> None:
     assert look(user.session(XDG_DATA_HOME=str(tmp_path))) == ()
 
 
+def test_a_program_without_home_is_looked_for_where_the_system_says(
+    user: Opencode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sfad.usage.sessions.home_of", {os.getuid(): str(user.home)}.get)
+    user.begin("ses_1")
+    user.say("ses_1", ends(500))
+    assert tokens(user.session(HOME="")) == [(500, 11)]
+
+
 def test_a_look_makes_no_file_and_takes_no_lock_that_a_writer_waits_for(user: Opencode) -> None:
     session = user.session()
     user.begin("ses_1")
@@ -202,7 +214,8 @@ def test_a_look_makes_no_file_and_takes_no_lock_that_a_writer_waits_for(user: Op
     there = sorted(os.listdir(user.path.parent))
     assert tokens(session) == [(0, 0)], "it is not committed"
     user.database.execute("COMMIT")
-    database = find_database(session.files.place(session._search(None)), os.getuid())
+    place = SessionPlace(str(user.path.parent), (user.path.name,))
+    database = find_database(place, os.getuid())
     assert database is not None
     with database.opened() as reader:
         assert reader.execute("SELECT count(*) FROM part").fetchone() == (1,)
@@ -312,6 +325,24 @@ def test_a_view_that_never_ends_is_broken_off(
         user.session().look(())
 
 
+async def test_that_it_cannot_be_read_is_told_at_the_end(
+    user: Opencode, nursery: trio.Nursery
+) -> None:
+    """A program makes its tables at its first start."""
+    user.database.executescript("DROP TABLE session")
+    lost = list[str]()
+    sessions = Sessions(
+        seen=lambda _run, _readings: None, lost=lambda _run, why: lost.append(why), trouble=print
+    )
+    nursery.start_soon(sessions.serve)
+    sessions.begin("a1", user.session())
+    await sessions.look_again(["a1"])
+    assert not lost
+    await sessions.catch_up("a1")
+    assert len(lost) == 1
+    assert "its database cannot be read: no such table: session" in lost[0]
+
+
 @pytest.mark.parametrize("odd", ["link", "fifo", "directory", "text", "other"])
 def test_what_is_no_database_of_the_user_is_not_read(user: Opencode, odd: str) -> None:
     user.begin("ses_1")
@@ -325,11 +356,12 @@ def test_what_is_no_database_of_the_user_is_not_read(user: Opencode, odd: str) -
         return
     else:
         user.path.unlink()
-        {
-            "fifo": lambda: os.mkfifo(user.path),
-            "directory": user.path.mkdir,
-            "text": lambda: user.path.write_text("text " * 999),
-        }[odd]()
+        if odd == "fifo":
+            os.mkfifo(user.path)
+        elif odd == "directory":
+            user.path.mkdir()
+        else:
+            user.path.write_text("text " * 999)
     if odd == "text":
         with pytest.raises(sqlite3.DatabaseError):
             user.session().look(())

@@ -19,10 +19,11 @@ import trio
 import trio.testing
 
 from sfad.agents import Reading, session_files_of
+from sfad.agents.program import SessionFiles
 from sfad.protocol.types import Tokens
 from sfad.usage import session_files, sessions
-from sfad.usage.session_files import FileSearch
-from sfad.usage.sessions import Session, Sessions, TooMany
+from sfad.usage.session_files import FileSearch, TooMany
+from sfad.usage.sessions import Session, Sessions
 from tests.harness import GONE, as_root, until
 
 ONE, OTHER = "11111111-1111-1111-1111-111111111111", "22222222-2222-2222-2222-222222222222"
@@ -283,8 +284,10 @@ def test_the_number_of_heads_that_one_look_reads_is_bounded(
     with pytest.raises(TooMany):
         home.session().look(())
     head = json.dumps(call(ONE, "", BEGAN, str(home.work))).encode()
-    assert home.session().files.head(b"{}\n" * 99 + head + b"\n") is not None
-    assert home.session().files.head(b"{}\n" * 100 + head + b"\n") is None
+    files = home.session().files
+    assert isinstance(files, SessionFiles)
+    assert files.head(b"{}\n" * 99 + head + b"\n") is not None
+    assert files.head(b"{}\n" * 100 + head + b"\n") is None
 
 
 def test_an_incomplete_line_stays_in_the_file(home: Home) -> None:

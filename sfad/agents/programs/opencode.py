@@ -238,6 +238,7 @@ class _OpencodeDatabase(SessionDatabase):
     variable = "XDG_DATA_HOME"
     further_variables = ("OPENCODE_DB",)
     resume_words = frozenset({"-s", "--session", "-c", "--continue"})
+    avoidable = True
     sessions = (
         "SELECT id, parent_id, directory, time_created, time_updated FROM session "
         "ORDER BY rowid DESC LIMIT 1000"

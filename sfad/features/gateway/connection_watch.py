@@ -220,7 +220,10 @@ class ConnectionWatch:
             return
         # a program whose session file tells its calls needs no guess; and what comes through the
         # gateway is most likely all
-        told = any((known := named(each)) and known.session_files for each in programs)
+        told = any(
+            (known := named(each)) and (kept := known.session_files) and not kept.avoidable
+            for each in programs
+        )
         called = live.run.account.seen_by_gateway is not None
         if traffic.is_call(certain=told or called):
             program, where = next(iter(programs), ""), f"{api[0]}:{api[1]}"

@@ -269,7 +269,8 @@ class CallTally:
             self._coding = Coding(response.headers.get("content-encoding", ""))
         except UnreadableBodyError as error:
             self._stop_reading(error)
-        self._note()
+        if not 200 <= response.status_code < 300 or self._unreadable:  # else the note is right
+            self._note()
 
     def look_at_subscription(self, response: httpx2.Response, body: bytes) -> None:
         if self._subscription is not None:

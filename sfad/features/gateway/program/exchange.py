@@ -185,6 +185,16 @@ class SilenceWatch:
 
 
 @dataclass(frozen=True, slots=True)
+class KnownRun:
+    """The run that was found for a request."""
+
+    asked: tuple[Caller | None, str | None]
+    settings: Mapping[str, Upstream]
+    """What the daemon had told then of where calls go."""
+    run: CallerRun
+
+
+@dataclass(frozen=True, slots=True)
 class Shared:
     """What all connections share."""
 
@@ -267,11 +277,16 @@ RESOLVE_AGAIN = (0.5, 1.0, 2.0)
 and a call that fails then may end a run."""
 
 
-async def _note_sending(record: RequestRecord, event: str, about: dict[str, Any]) -> None:
-    """Note that a connection is there and the request is being written: what httpx2 traces. To a
-    proxy, it writes a request of its own first."""
-    if event == "http11.send_request_headers.started" and about["request"].method != b"CONNECT":
-        record.sending()
+class _Body(httpx2.AsyncByteStream):
+    """The body of a call. A request without its body is none, so the call is noted as sent when it
+    is asked for: then a connection is there, and the head was written."""
+
+    def __init__(self, body: bytes, record: RequestRecord) -> None:
+        self._body, self._record = body, record
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        self._record.sending()
+        yield self._body
 
 
 async def _sent(client: httpx2.AsyncClient, request: httpx2.Request) -> httpx2.Response:
@@ -426,6 +441,8 @@ class Exchange:
         self._meanwhile: trio.Nursery | None = None
         """Of what goes on while the request is answered."""
         self._flushing = False
+        self._is_known = False
+        """The run was found for an earlier request of the connection."""
 
     @property
     def _user(self) -> int | None:
@@ -458,7 +475,7 @@ class Exchange:
             api = (
                 upstream.api_of(route.path) if route is not None and upstream is not None else None
             )
-            found_run = await self._find_run(route.token) if route is not None else None
+            found_run = await self._known_run(route.token) if route is not None else None
             upstreams = {
                 **self._shared.upstreams(),
                 **(found_run.upstreams if found_run is not None else {}),
@@ -479,7 +496,12 @@ class Exchange:
                     ),
                 )
             api = upstream.api_of(route.path)
-            await self._with_body(found_run, upstream, api, route)
+            try:
+                await self._with_body(found_run, upstream, api, route)
+            except (_AnsweredError, RefusedError):
+                if self._is_known:
+                    await self._find_run(route.token)  # that it has ended is the better reason
+                raise
         except _AnsweredError as answer:
             await self._say(answer.status, str(answer), api, headers=answer.headers)
         except RefusedError as refusal:
@@ -497,11 +519,22 @@ class Exchange:
         )
 
     async def _find_run(self, token: str | None) -> CallerRun:
-        # for each request of a connection: it may outlive its run
         try:
             return await self._shared.daemon.find_run(self._caller, token)
         except RefusedError as refusal:
             raise _AnsweredError(403, str(refusal)) from refusal
+
+    async def _known_run(self, token: str | None) -> CallerRun:
+        """Return the run that was found for an earlier request of the connection, which may have
+        ended since; else find it."""
+        asked, settings = (self._caller, token), self._shared.upstreams()
+        known: KnownRun | None = self._http.known
+        if known is not None and known.asked == asked and known.settings is settings:
+            self._is_known = True
+            return known.run
+        found = await self._find_run(token)
+        self._http.known = KnownRun(asked, settings, found)
+        return found
 
     async def _lead_out(self) -> None:
         """Serve as the proxy of an isolated run."""
@@ -606,10 +639,13 @@ class Exchange:
         space: BodySpace,
     ) -> None:
         path = api.path(route.path)
+        is_call = self._method == "POST" and api.calls.search(path) is not None
+        if self._is_known and (upstream.through is not None or not is_call):
+            await self._find_run(route.token)  # nothing else asks whether it has ended
         if upstream.through is not None:  # the gateway there asks about the call
             await self._forward(found_run, upstream, route, raw, self._headers, None, space)
             return
-        if self._method != "POST" or api.calls.search(path) is None:
+        if not is_call:
             unasked = self._unasked(found_run, upstream, api, path)
             with self._settling(unasked):
                 await self._forward(found_run, upstream, route, raw, self._headers, unasked, space)
@@ -813,12 +849,7 @@ class Exchange:
             else upstream.passage(route.rest, route.query, found_run.token)
         )
         try:
-            request = httpx2.Request(
-                self._method,
-                _url(url),
-                headers=upward(headers, key, upstream.api),
-                content=body if body or self._method in {"POST", "PUT", "PATCH"} else None,
-            )
+            request = self._request_to(_url(url), upward(headers, key, upstream.api), body, record)
         except httpx2.InvalidURL as error:
             raise _AnsweredError(
                 502,
@@ -834,6 +865,21 @@ class Exchange:
             )
         with self._shared.silence.over(record) if record is not None else nullcontext():
             await self._send_and_relay(upstream, request, record, space)
+
+    def _request_to(
+        self,
+        url: httpx2.URL,
+        headers: list[tuple[bytes, bytes]],
+        body: bytes,
+        record: RequestRecord | None,
+    ) -> httpx2.Request:
+        if record is None or self._method not in {"POST", "PUT", "PATCH"}:
+            content = body if body or self._method in {"POST", "PUT", "PATCH"} else None
+            return httpx2.Request(self._method, url, headers=headers, content=content)
+        own = [(b"Host", url.netloc), (b"Content-Length", b"%d" % len(body))]
+        return httpx2.Request(
+            self._method, url, headers=[*own, *headers], stream=_Body(body, record)
+        )
 
     async def _leads_back(self, url: httpx2.URL) -> bool:
         """Return whether a URL leads to this gateway, in whatever spelling."""
@@ -856,8 +902,6 @@ class Exchange:
     ) -> None:
         """Send the request, and pass the reply on as it comes, but for its end. A paused client
         takes nothing, and the provider goes on and bills: so the reply is read all the same."""
-        if record is not None:
-            request.extensions["trace"] = partial(_note_sending, record)
         client = self._shared.client if upstream.through is None else self._shared.passing
         try:
             response = await _sent(client, request)
@@ -907,8 +951,9 @@ class Exchange:
                 f"upstream '{upstream.name}' broke off its reply: {_text_of(error)}"
             ) from error
         finally:
-            with trio.move_on_after(CLOSE_TIMEOUT, shield=True):
-                await response.aclose()
+            if not response.is_closed:
+                with trio.move_on_after(CLOSE_TIMEOUT, shield=True):
+                    await response.aclose()
 
     def _relay(self, response: httpx2.Response) -> "_Relay":
         coding = response.headers.get("content-encoding", "")

@@ -124,7 +124,7 @@ async def test_a_stream_that_is_compressed_all_the_same() -> None:
 @pytest.mark.parametrize("status", [b"400 Bad Request", b"422 Unprocessable Entity"])
 async def test_a_server_that_does_not_know_the_option(status: bytes) -> None:
     """As an older version of Azure's API. Its stream tells no usage."""
-    refuses = saying(reply(UNKNOWN, status=status))
+    refuses = saying(reply(UNKNOWN, b"Connection: close", status=status))
     streams = saying(SSE, *map(chunk, [REPLY[0], REPLY[1], REPLY[3]]), b"0\r\n\r\n")
 
     async def answers(stream: trio.SocketStream, request: bytes) -> None:
