@@ -77,6 +77,7 @@ FEATURE = Feature(
     },
     decides={SHIP: Ship},
     elsewhere="elsewhere",
+    install="ray.installing",
     beside="-shipped",
     part="part",
 )
