@@ -37,7 +37,7 @@ def part(heart: Heart) -> Part:
     nodes = Nodes(fleet, resources.spool.values)
     health = Health(fleet, nodes, process)
     verbs = FleetVerbs(config, fleet, process, keeper, granted, nodes, health, heart)
-    remains = Remains(fleet, Path(resources.state_dir, "elsewhere"), shipping)
+    remains = Remains(fleet, Path(resources.state_dir, "elsewhere"), shipping, resources.log)
     of_files = FileVerbs(fleet, shipping, resources.launcher, remains)
 
     async def serve() -> None:
