@@ -28,7 +28,6 @@ from .host.state_dir import claim_instance, lock_state_dir
 from .host.tasks import LoopRounds
 from .install import Installer, InstallError
 from .install_console import ConsoleInstaller
-from .install_fleet import FleetInstaller
 from .processes.contain.cgroup.controllers import release_unit
 from .processes.sweep import sweep as sweep_instance
 from .protocol.paths import LEDGER as LEDGER_FILE
@@ -292,7 +291,9 @@ def install(
     if node is not None and fleet is None:
         die("--node needs --fleet: it is this machine's name in the fleet", exits.USAGE)
     if fleet is not None:
-        installed = FleetInstaller(fleet, node, user=user, dry_run=dry_run)
+        module = next((f"{name}.{each.install}" for name, each in FEATURES.items() if each.install))
+        make = import_module(f"sfad.features.{module}").installer
+        installed = make(fleet, node, user=user, dry_run=dry_run)
         with _told():
             installed.remove(linger=linger) if remove else installed.install(linger=linger)
         return

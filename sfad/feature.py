@@ -101,6 +101,10 @@ class Feature:
     check: str = ""
     """The module of its folder that has `check(config: Configuration) -> list[str]`: what `sfad
     check-config` finds wrong with the machine, where each value is allowed."""
+    install: str = ""
+    """The module of its folder that has `installer(where: str, node: str | None, *, user: bool,
+    dry_run: bool) -> install.Installer`: what `sfad install --fleet` does. One feature may have
+    it."""
     doctor: str = ""
     """The module of its folder that has `findings() -> Iterator[tuple[str, str, str, str]]`: lines
     of `sfactl doctor`. Each is what is judged, `ok`, `warn` or `bad`, why, and how to fix it."""

@@ -57,7 +57,7 @@ LAYERS = [
     {"sfad.start"},
     {"sfad.daemon"},
     {"sfad.features"},
-    {"sfad.history", "sfad.install_fleet", "sfad.cli", "sfad.__main__"},
+    {"sfad.history", "sfad.cli", "sfad.__main__"},
 ]
 """`protocol ← core ← {processes, storage} ← runs ← {usage, durable} ← start ←
 daemon ← features ← cli`. Other modules (agents, config, host, and what features declare) are

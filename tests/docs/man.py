@@ -42,7 +42,12 @@ def _verb(verb: str) -> Iterator[str]:
     yield f".SS {_quoted(' '.join(('sfactl', verb, *command.collect_usage_pieces(ctx))))}"
     yield from _text(command.help)
     if verb == "spawn":
-        yield from _text("Arguments and options are those of `sfactl run`.")
+        yield from _text("Arguments and options are those of `sfactl run`, and:")
+        of_run = application.options_by_heading(*_command("run"))
+        known = {term for lines in of_run.values() for term, _ in lines}
+        for lines in application.options_by_heading(command, ctx).values():
+            own = [(term, about) for term, about in lines if term not in known]
+            yield from _sections({"Options": own}, level=0)
     else:
         yield from _sections(application.options_by_heading(command, ctx), level=0)
 

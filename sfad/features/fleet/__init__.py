@@ -9,14 +9,14 @@
 `ray`       what knows Ray: that process, the actor, and what keeps Ray alive
 `keeper`    finds out which node is the keeper, asks it for other features, and shares what these
             know
-`granted`   requests of other nodes about runs that they have granted to this one
 `elsewhere`, `giving`, `taking` the half in the core: runs that execute on other nodes, with their
             share of the tree and their lease; runs that other nodes have granted
 `heard`     what is told to it of these runs
 `verbs`     answers the actor, other nodes, and `sfactl fleet`
+`file_verbs` answers `put_files`, `fetch_files` and `get_files`
 `nodes`     the nodes, and how each is asked
 `pace`      how long one is waited for
 `health`    how the nodes are: ready, or what is missing
 `answers`   answers of a whole fleet, for the clients that ask for them
-`files`     files that are sent with runs, and brought back; what is left here of their output
+`files`     files that are sent with runs, and brought back
 """

@@ -81,6 +81,7 @@ FEATURE = Feature(
     },
     decides={SHIP: Ship},
     elsewhere="elsewhere",
+    install="ray.installing",
     beside="-shipped",
     part="part",
 )

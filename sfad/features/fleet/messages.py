@@ -92,14 +92,14 @@ class Relay(Request, tag="relay"):
 
     repeats = 1
 
-    asks: dict[str, bytes]
+    asks: dict[str, bytes] = {}
     """Requests as msgpack, by node."""
-    within: float
+    within: float = 0.25
     """Seconds that each has."""
 
 
 class Relayed(Reply, tag="relayed"):
-    answers: dict[str, bytes]
+    answers: dict[str, bytes] = {}
     """Replies as msgpack, by node. Others have not answered."""
 
 

@@ -9,19 +9,18 @@ from ...core.state.run import Run
 from ...daemon.loop.seam import Heart, Launch, Machines, Part
 from ...host.tasks import keep_serving
 from ...runs.live import Live
+from .answers.remains import Remains
 from .feature import FleetConfig
+from .file_verbs import FileVerbs
 from .files.kept import ShippedFiles
-from .files.remains import Remains
 from .files.sending import Shipping
-from .files.verbs import FileVerbs
-from .granted import GrantedRuns
 from .health import Health
 from .keeper import FleetKeeper
 from .node import Fleet
 from .nodes import Nodes
 from .preparing import Preparing
 from .process import FleetProcess
-from .verbs import FleetVerbs
+from .verbs import FleetVerbs, GrantedRuns
 
 
 def part(heart: Heart) -> Part:
@@ -38,7 +37,7 @@ def part(heart: Heart) -> Part:
     nodes = Nodes(fleet, resources.spool.values)
     health = Health(fleet, nodes, process)
     verbs = FleetVerbs(config, fleet, process, keeper, granted, nodes, health, heart)
-    remains = Remains(fleet, Path(resources.state_dir, "elsewhere"), shipping)
+    remains = Remains(fleet, Path(resources.state_dir, "elsewhere"), shipping, resources.log)
     of_files = FileVerbs(fleet, shipping, resources.launcher, remains)
 
     async def serve() -> None:

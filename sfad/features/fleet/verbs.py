@@ -1,24 +1,24 @@
 """Verbs of the fleet: ways to other nodes, the node's actor, and what a giver wants of runs that it
 has granted to this node."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import trio
 from msgspec.structs import replace
 
 from ...core.state.money import to_usd
+from ...core.state.run import Run
 from ...daemon.loop.seam import Answer, Heart
 from ...daemon.server.asker import Asker
 from ...daemon.server.checks import MAX_CHOSEN
-from ...host.clock import after_stamp, stamp
+from ...host.clock import Timers, after_stamp, stamp
 from ...protocol.errors import check_most, unavailable
 from ...protocol.messages import Done, FleetNodes, OverFleet
 from ...protocol.requests.base import Request
 from ...protocol.types import ErrorCode, LimitKind, RunId, RunInfo
 from .answers.requests import FleetClient
 from .feature import FleetConfig
-from .granted import GrantedRuns
 from .health import Health
 from .heard import GrantTended
 from .keeper import FleetKeeper
@@ -52,7 +52,7 @@ class FleetVerbs:
     _fleet: Fleet
     _process: FleetProcess
     _keeper: FleetKeeper
-    _granted: GrantedRuns
+    _granted: "GrantedRuns"
     _nodes: Nodes
     _health: Health
     _heart: Heart
@@ -180,6 +180,40 @@ class FleetVerbs:
                 until = after_stamp(request.echo, grant.lease) if grant.lease is not None else None
                 self._fleet.hear(run_id, GrantTended(wanted, until))
         self._granted.tend(_Tending(asker, request))
+
+
+class GrantedRuns:
+    """Requests of other nodes that wait until something happens to runs that they have granted to
+    this one."""
+
+    def __init__(self, timers: Timers) -> None:
+        self._timers = timers
+        self.waiting: dict[tuple[str, int], _Tending] = {}
+
+    def tend(self, tending: "_Tending") -> None:
+        """Answer a request, now or later. An earlier one of the same connection is answered now."""
+        before = self.waiting.pop(tending.key, None)
+        if before is not None:
+            before.answer(whatever=True)
+        if tending.answer(whatever=tending.wait <= 0):
+            self._timers.disarm(tending.key)
+            return
+        self.waiting[tending.key] = tending
+        self._timers.arm(
+            tending.key, trio.current_time() + tending.wait, lambda: self._due(tending.key)
+        )
+
+    def _due(self, key: tuple[str, int]) -> None:
+        if (tending := self.waiting.pop(key, None)) is not None:
+            tending.answer(whatever=True)
+
+    def changed(self, runs: Iterable[Run]) -> None:
+        """Answer what waits for a change of one of these runs."""
+        if self.waiting and any(run.lease is not None for run in runs):
+            for key, tending in list(self.waiting.items()):
+                if tending.answer(whatever=False):
+                    del self.waiting[key]
+                    self._timers.disarm(key)
 
 
 class _Tending:

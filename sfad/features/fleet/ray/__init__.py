@@ -1,7 +1,7 @@
 """The part of a node that knows Ray: a process that makes the node's actor, and the actor.
 
-Nothing else imports Ray, nor do `command` and `keeping`. The daemon, and `sfactl`, reach other
-nodes through sockets that the actor passes on.
+Nothing else imports Ray, nor do `command`, `keeping` and `installing`. The daemon, and `sfactl`,
+reach other nodes through sockets that the actor passes on.
 
 `__main__`  makes this node's actor, and ends
 `actor`     the actor: calls of the other nodes' actors
@@ -9,6 +9,7 @@ nodes through sockets that the actor passes on.
 `tunnels`   sockets whose bytes go to the daemon of another node
 `command`   the command that starts this machine's part of the cluster
 `keeping`   keeps that where no systemd does
+`installing` makes it a service of systemd
 `placing`   what Ray knows of the nodes; placement groups, one for each tree
 """
 

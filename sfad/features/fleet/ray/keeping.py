@@ -27,6 +27,8 @@ PAUSE, PAUSE_MAX = 1.0, 15.0
 """Seconds until Ray is started again: doubled each time, and the first again once it has lived for
 `LIVED`."""
 LIVED = 60.0
+MARK = "RAY_KEPT_BY"
+"""Variable of all that a keeper starts: the file that it has locked."""
 _PR_SET_CHILD_SUBREAPER = 36
 END = 10.0
 """Seconds that Ray has to end by itself."""
@@ -47,6 +49,8 @@ def main() -> int:
         os.ftruncate(given.keep, 0)
         os.pwrite(given.keep, f"{os.getpid()} {own.started if own is not None else 0}".encode(), 0)
         words = [str(command.program()), *command.arguments(given.where, given.node)]
+        _end(_left_by_others(str(given.lock)))
+        os.environ[MARK] = str(given.lock)
         Keeper(words, given.lock.with_suffix(".log")).serve()
         return 0
     if not command.program().exists():
@@ -114,7 +118,21 @@ class Keeper:
 
 def _clear() -> None:
     """End all that Ray has left: it would keep the ports of the next one."""
-    found = psutil.Process().children(recursive=True)
+    _end(psutil.Process().children(recursive=True))
+
+
+def _left_by_others(lock: str) -> list[psutil.Process]:
+    """Return what an earlier keeper has started that was killed. Some of Ray's processes overwrite
+    their environment: they are children of others."""
+    found: dict[int, psutil.Process] = {}
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get(MARK) == lock:
+                found |= {each.pid: each for each in (process, *process.children(recursive=True))}
+    return list(found.values())
+
+
+def _end(found: list[psutil.Process]) -> None:
     for number in (signal.SIGTERM, signal.SIGKILL):
         for process in found:
             with suppress(psutil.Error):

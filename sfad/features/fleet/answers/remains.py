@@ -8,11 +8,13 @@ from pathlib import Path
 
 import trio
 from msgspec import Struct, msgpack
+from msgspec.structs import replace
 
 from ....core.state.run import Run
 from ....durable.maintenance import Kept
+from ....host.log import Log
 from ....host.tasks import in_thread
-from ....protocol.requests.base import Error, Reply, Request
+from ....protocol.requests.base import Reply, Request
 from ....protocol.requests.following import OutputPart, ReadOutput
 from ....protocol.requests.records import Result, ResultText
 from ....protocol.types import RunId, RunInfo
@@ -40,14 +42,17 @@ class Left(Struct, frozen=True):
 
 
 class Remains:
-    def __init__(self, fleet: Fleet, directory: Path, shipped: Kept) -> None:
+    def __init__(self, fleet: Fleet, directory: Path, shipped: Kept, log: Log) -> None:
         """`shipped`: what else is deleted with the output of ended runs."""
+        self._log = log
         self._fleet, self._directory, self._shipped = fleet, directory, shipped
         self._ended: set[RunId] = set()
         """Runs that have ended, and whose rest is to be fetched."""
         self._places: dict[RunId, tuple[str, RunId]] = {}
         self._known: dict[RunId, Left] = {}
         """What was fetched last of live runs."""
+        self._silent: set[str] = set()
+        """Nodes that have not answered in this round."""
         self._soon = trio.Event()
 
     def ended(self, run: Run) -> None:
@@ -68,6 +73,7 @@ class Remains:
                 if run.remote is not None and run.remote.node is not None and run.remote.id:
                     self._places[run.id] = run.remote.node, run.remote.id
             places, self._places = list(self._places.items()), {}
+            self._silent.clear()
             for at in range(0, len(places), AT_ONCE):
                 async with trio.open_nursery() as nursery:
                     for run_id, place in places[at : at + AT_ONCE]:
@@ -79,27 +85,37 @@ class Remains:
         ended = run_id in self._ended
         self._ended.discard(run_id)
         before = self._known.pop(run_id, None)
-        with suppress(OSError):
-            out = await self._read(node, ReadOutput(id=0, run=there, stream="stdout", offset=-MOST))
-            err = await self._read(node, ReadOutput(id=0, run=there, stream="stderr", offset=-MOST))
-            left = Left(out.data, err.data, (out.offset, err.offset))
-            if ended:
-                asked = Result(id=0, run=there, max_bytes=1 << 20, wrapped=False)
-                reply = await self._fleet.pass_on(node, asked)
-                if isinstance(reply, ResultText):
-                    head = reply.text.encode()[:MOST].decode(errors="ignore")
-                    cut = reply.truncated or head != reply.text
-                    left = Left(left.stdout, left.stderr, left.offsets, head, cut)
-            if left != before:
+        if node in self._silent:  # it delays the others once in each round
+            return
+        try:
+            left = await self._left(node, there, ended=ended)
+        except OSError:
+            self._silent.add(node)
+            return
+        if left is not None and left != before:
+            try:
                 await in_thread(self._write, run_id, left)
-            if not ended:
-                self._known[run_id] = left
+            except OSError as error:
+                self._log.warning(f"the last lines of run {run_id} on {node} are not kept: {error}")
+        if left is not None and not ended:
+            self._known[run_id] = left
 
-    async def _read(self, node: str, request: Request) -> OutputPart:
-        reply = await self._fleet.pass_on(node, request)
-        if isinstance(reply, OutputPart):
-            return reply
-        raise OSError(reply.message if isinstance(reply, Error) else "it answered something else")
+    async def _left(self, node: str, there: RunId, *, ended: bool) -> Left | None:
+        """Return what a node tells of a run; `None` if it keeps nothing of it. Raise `OSError`."""
+        asked = ReadOutput(id=0, run=there, stream="stdout", offset=-MOST)
+        out = await self._fleet.pass_on(node, asked)
+        err = await self._fleet.pass_on(node, replace(asked, stream="stderr"))
+        if not isinstance(out, OutputPart) or not isinstance(err, OutputPart):
+            return None
+        left = Left(out.data, err.data, (out.offset, err.offset))
+        if not ended:
+            return left
+        wanted = Result(id=0, run=there, max_bytes=1 << 20, wrapped=False)
+        reply = await self._fleet.pass_on(node, wanted)
+        if not isinstance(reply, ResultText):
+            return left
+        head = reply.text.encode()[:MOST].decode(errors="ignore")
+        return replace(left, result=head, cut=reply.truncated or head != reply.text)
 
     def _write(self, run_id: RunId, left: Left) -> None:
         self._directory.mkdir(mode=0o700, exist_ok=True)

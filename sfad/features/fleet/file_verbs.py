@@ -7,20 +7,20 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ....daemon.loop.seam import Answer
-from ....daemon.server.asker import Asker
-from ....daemon.server.peers import submitter
-from ....processes.launcher import Launcher
-from ....protocol import messages as m
-from ....protocol.errors import RequestError, bad_request, unavailable, wrong_state
-from ....protocol.requests.base import Request
-from ....protocol.types import ErrorCode, RunInfo
-from ..messages import FetchFiles, FilesKept, FilesPacked, FilesPart, GetFiles, PutFiles
-from ..node import NOT_JOINED, PASSED_ON, Fleet
-from ..pace import UNKNOWN
-from .kept import Shipment, ShipRefused
-from .remains import Remains
-from .sending import PACK_SECONDS, Shipping
+from ...daemon.loop.seam import Answer
+from ...daemon.server.asker import Asker
+from ...daemon.server.peers import submitter
+from ...processes.launcher import Launcher
+from ...protocol import messages as m
+from ...protocol.errors import RequestError, bad_request, unavailable, wrong_state
+from ...protocol.requests.base import Request
+from ...protocol.types import ErrorCode, RunInfo
+from .answers.remains import Remains
+from .files.kept import Shipment, ShipRefused
+from .files.sending import PACK_SECONDS, Shipping
+from .messages import FetchFiles, FilesKept, FilesPacked, FilesPart, GetFiles, PutFiles
+from .node import NOT_JOINED, PASSED_ON, Fleet
+from .pace import UNKNOWN
 
 ANSWERED_THERE = (m.ReadOutput, m.Result, m.Send, FetchFiles, GetFiles)
 """Requests about a run that the node answers where it executes."""

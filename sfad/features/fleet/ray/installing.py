@@ -7,11 +7,11 @@ import socket
 from collections.abc import Iterable
 from pathlib import Path
 
-from . import exits
-from .config import SYSTEM_CONFIG
-from .features.fleet.ray import command
-from .install import STARTED, Installer, InstallError, files, render
-from .protocol.paths import xdg
+from .... import exits
+from ....config import SYSTEM_CONFIG
+from ....install import STARTED, Installer, InstallError, files, render
+from ....protocol.paths import xdg
+from . import command
 
 UNIT = "sfad-ray.service"
 _PLACEHOLDER = "/usr/bin/env ray start --block"
@@ -121,3 +121,6 @@ class FleetInstaller(Installer):
             there = f"sfad install {scope} --fleet {socket.gethostname()}:{port}"
             print(f"on each other machine: copy {self._config / TOKEN} to the same place; {there}")
         print(f"next: {shlex.join(['sfactl', 'fleet', 'nodes'])}")
+
+
+installer = FleetInstaller
