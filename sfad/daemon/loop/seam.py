@@ -108,12 +108,6 @@ class Launch(NamedTuple):
     """Its environment, `KEY=VALUE`."""
     terminal: bool = False
     """See `LaunchSpec.terminal`."""
-    stdio: tuple[int | None, int | None, int | None] = (None, None, None)
-    """Its stdin, stdout and stderr."""
-    opened: Sequence[int] = ()
-    """What was opened for it, and is closed once it is launched."""
-    alone: bool = False
-    """See `LaunchSpec.alone`."""
     stand_ins: Sequence[bytes] = ()
     """Directories that its PATH begins with: see `LaunchSpec.stand_ins`."""
     sandbox: list[bytes] | None = None
@@ -122,6 +116,12 @@ class Launch(NamedTuple):
     """See `LaunchSpec.first_step`."""
     cwd: bytes | None = None
     """Where that starts; `None` is the working directory of the command."""
+    stdio: tuple[int | None, int | None, int | None] = (None, None, None)
+    """Its stdin, stdout and stderr."""
+    opened: Sequence[int] = ()
+    """What was opened for it, and is closed once it is launched."""
+    alone: bool = False
+    """See `LaunchSpec.alone`."""
 
 
 Answer = Callable[[Any, Any], Any]
