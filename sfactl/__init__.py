@@ -30,7 +30,7 @@
 
 See "Starting fast" in docs/architecture.md. Only `web` imports trio. Of sfad, this package
 imports `sfad.protocol`, its version, and the `messages` of features; `terminals` also
-`sfad.features.terminals.screen` and `recorded`; `doctor` also `sfad.host.probe` and `sfad.features.listed`; `diff`, `land` and `worktrees` `sfad.git`,
-`sfad.features.worktrees` and `sfad.features.fleet.files`; `web` `sfad.host.linux.callers` and
-`sfad.host.systemd`.
+`sfad.features.terminals.screen` and `recorded`; `doctor` also `sfad.host.probe` and
+`sfad.features.listed`; `diff`, `land` and `worktrees` `sfad.git`, `sfad.features.worktrees` and
+`sfad.features.fleet.files`; `web` `sfad.host.linux.callers` and `sfad.host.systemd`.
 """
