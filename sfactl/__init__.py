@@ -10,6 +10,7 @@
 `connecting`   connections to the daemon, which is started if none is running
 `running`      a run in the foreground
 `showing`      what is shown of runs, in several verbs
+`terminals`    terminals of runs, as a person sees them
 `output`       JSON, notes, and texts for figures, times and the state of a run
 `sessions`     what `sfactl session` and `sfactl mcp` do
 `worktrees`    how the work of ended runs lands; directories that are sent with runs
@@ -29,10 +30,10 @@
 `otel`         the exporter of spans
 
 See "Starting fast" in docs/architecture.md. Only `web`, and the trio form in `api`, import trio. Of
-sfad, this package imports `sfad.protocol`, its version, and the `messages` of features; `doctor`
-also `sfad.host.probe` and `sfad.features.listed`; `diff`, `land` and `worktrees` `sfad.git`,
-`sfad.features.worktrees` and `sfad.features.fleet.files`; `web` `sfad.host.linux.callers` and
-`sfad.host.systemd`.
+sfad, this package imports `sfad.protocol`, its version, and the `messages` of features; `terminals`
+also `sfad.features.terminals.screen` and `recorded`; `doctor` also `sfad.host.probe` and
+`sfad.features.listed`; `diff`, `land` and `worktrees` `sfad.git`, `sfad.features.worktrees` and
+`sfad.features.fleet.files`; `web` `sfad.host.linux.callers` and `sfad.host.systemd`.
 """
 
 from typing import TYPE_CHECKING

@@ -46,7 +46,8 @@ _LINES = {
         "limit": "Change the limits of live runs, up or down",
         "approve": "Approve the increase that a run waits for, and let the run continue",
         "deny": "Deny the increase that a run waits for, and stop the run",
-        "send": "Write to the stdin of a run started with --stdin",
+        "attach": "Show the terminal of a run, and type into it",
+        "send": "Write to the stdin of a run started with --stdin, or type into its terminal",
     },
     "Bring home": {
         "diff": "Show what a run has changed in its git worktree since its start",
@@ -115,7 +116,7 @@ _MEMBERS = {
 }
 _MEANT = {
     "kill": "stop", "cancel": "stop", "terminate": "stop", "start": "run", "exec": "run",
-    "log": "logs", "tail": "logs", "attach": "logs", "show": "info", "inspect": "info",
+    "log": "logs", "tail": "logs", "show": "info", "inspect": "info",
     "describe": "info", "ls": "list", "rm": "prune", "delete": "prune", "clean": "prune",
     "cost": "summary", "usage": "summary", "explain": "why", "freeze": "pause", "suspend": "pause",
     "ask": "send", "restart": "rerun", "retry": "rerun", "again": "rerun", "merge": "land",

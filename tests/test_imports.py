@@ -216,6 +216,9 @@ def test_the_client_imports_only_the_protocol_of_the_daemon() -> None:
         # git looks at a worktree in the same way for the daemon and for these
         if path.stem in {"diff", "land", "landing", "pruning"}:
             looks += ["sfad.git", "sfad.features.worktrees"]
+        # what a terminal shows is worked out by who looks
+        if within(name_of(path), "sfactl.terminals"):
+            looks += ["sfad.features.terminals.screen", "sfad.features.terminals.recorded"]
         looks += ["sfad.features.fleet.files.packing"] if path.stem == "shipping" else []
         # the kernel says whose a connection is, to the console as to the gateway
         looks += ["sfad.host", "sfad.host.linux.callers"] if path.stem == "serving" else []

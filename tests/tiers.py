@@ -33,6 +33,7 @@ from .needs import no_cgroup
 PACKAGES = {
     "bwrap": "bubblewrap",
     "cc": "gcc libc6-dev binutils",
+    "tmux": "tmux",
     "chromium": "chromium",
     "fish": "fish",
     "git": "git",

@@ -119,9 +119,11 @@ def _continue(run: str, task: str | None, rest: bool, wanted: SpawnOptions, fres
         found = client.call(Recall(id=0, run=run), Recalled)
         if fresh:
             _tell_of_worktree(client.call(Info(id=0, run=run), RunReply).run)
-    terminal = found.request.stdio == "inherit" and os.isatty(0) and os.isatty(1)
-    if terminal:
+    at_terminal = os.isatty(0) and os.isatty(1)
+    if found.request.stdio == "inherit" and at_terminal:
         wanted = replace(wanted, stdio="inherit", wait=True)
+    elif found.request.terminal is not None:
+        wanted = replace(wanted, terminal=True, wait=at_terminal)
     elif found.request.agent is not None and not (wanted.raw or wanted.json):
         wanted = replace(wanted, text=wanted.wait)
     message = spawn_options.continuation(found.run, task, wanted, rest=rest, fresh=fresh)

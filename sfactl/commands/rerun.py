@@ -223,6 +223,7 @@ def _options(message: Spawn) -> Iterator[Sequence[str]]:
         ("--leaf", message.leaf),
         ("--nested", message.nested),
         ("--stdin", message.stdin == "pipe"),
+        ("--terminal", message.terminal is not None),
         ("--resume", message.resume and message.attempts != 1),
         ("--no-log", not message.log and message.stdio == "files"),
         ("--gateway", message.gateway is True),

@@ -215,7 +215,8 @@ class SpawnOptions(Struct, frozen=True):
         bool,
         flag(
             "Give the run a terminal of its own, which outlives this client; sfactl attach shows "
-            "it. So does sfactl run AGENT at a terminal, without a task"
+            "it. The words after AGENT are its program's own then. sfactl run AGENT at a terminal, "
+            "without a task, does the same"
         ),
     ] = False
     text: Annotated[

@@ -106,6 +106,8 @@ def filled_in(
             f"there is no agent {(request.agent or '')[:64]!r}; known: {', '.join(agents)}. "
             f"To run a command, write it after '--', as in: sfactl run -- {command}"
         )
+    if request.terminal is not None and entry.source == BUILT_IN:
+        entry = _in_terminal(entry)
     agent = entry.agent
     options, task = _sorted_out(entry, request)
     continues = request.continues
@@ -149,6 +151,14 @@ def filled_in(
         limits=(*limits, *_other_limits(entry, limits)),
         meter=request.meter or (agent.meter if kept and agent.meter != "auto" else None),
         stdin="pipe" if agent.stdin and request.stdin == "null" else request.stdin,
+    )
+
+
+def _in_terminal(entry: Registered) -> Registered:
+    """Return an agent program as a person starts it in a terminal: all words are its own."""
+    command = (entry.agent.command[0], _OPTIONS)
+    return Registered(
+        entry.name, msgspec.structs.replace(entry.agent, command=command, resume=()), entry.source
     )
 
 

@@ -49,7 +49,8 @@ def continued(request: Spawn, kept: Spawn, info: RunInfo) -> Spawn:
         raise bad_request(
             f"a run that continues {info.id} has its command: leave out the agent and the command"
         )
-    terminal = request.stdio == "inherit"
+    inherits = request.stdio == "inherit"
+    terminal = inherits or (request.terminal or kept.terminal) is not None
     program = resumable_program(info.argv)
     if (
         terminal
@@ -62,7 +63,7 @@ def continued(request: Spawn, kept: Spawn, info: RunInfo) -> Spawn:
             f"{title} takes no task where it continues a session in a terminal: "
             "leave the task out, and type it there"
         )
-    if terminal and kept.stdio != "inherit":
+    if inherits and kept.stdio != "inherit":
         raise bad_request(
             f"run {info.id} did not use a terminal, "
             "so it continues in the background or in the foreground only"

@@ -71,7 +71,7 @@ def resume_command(p: Prepared, around: Surroundings) -> None:
             f"run {continues.run} cannot be continued: {session[:80]!r} is not the id of a "
             "session. An id has at most 128 of A-Z a-z 0-9 _ - and does not begin with - or _"
         )
-    terminal = p.output.stdio == "inherit"
+    terminal = p.output.stdio == "inherit" or p.parts.of("terminal") is not None
     argv = resumed_command(p.command, session, p.task, terminal=terminal)
     if argv is None:
         words = p.command.argv[:8]

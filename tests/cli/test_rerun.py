@@ -168,7 +168,7 @@ def test_each_field_of_a_request_is_kept_or_left_out_on_purpose() -> None:
         "limits", "on_limit", "meter", "attempts", "resume", "retry_delay", "grace", "leaf",
         "nested", "queue", "priority", "group", "log", "gateway", "stdin", "labels", "channel",
         "allow", "deny", "allowed_tools", "blocked_tools", "allowed_models", "on_end", "isolation",
-        "worktree", "placing", "ship",
+        "worktree", "terminal", "placing", "ship",
     }, "say in words_of, or here, what becomes of a new field"  # fmt: skip
 
 

@@ -127,7 +127,7 @@ class Launching:
         inherits = live.output.stdio == "inherit"
         terminal = inherits and stdin is not None and _is_terminal(stdin)
         env = run_environment(live, socket=self.resources.socket, deadline=deadline)
-        given = self.parts.launch(live, Launch(env, terminal, stdio))
+        given = self.parts.launch(live, Launch(env, terminal, stdio=stdio))
         opened += given.opened
         argv, env = command.argv, given.env
         if attempt.number > 1 or attempt.resumes:

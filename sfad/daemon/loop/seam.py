@@ -105,12 +105,6 @@ class Launch(NamedTuple):
     """Its environment, `KEY=VALUE`."""
     terminal: bool = False
     """See `LaunchSpec.terminal`."""
-    stdio: tuple[int | None, int | None, int | None] = (None, None, None)
-    """Its stdin, stdout and stderr."""
-    opened: Sequence[int] = ()
-    """What was opened for it, and is closed once it is launched."""
-    alone: bool = False
-    """See `LaunchSpec.alone`."""
     stand_ins: Sequence[bytes] = ()
     """Directories that its PATH begins with: see `LaunchSpec.stand_ins`."""
     sandbox: list[bytes] | None = None
@@ -119,6 +113,21 @@ class Launch(NamedTuple):
     """See `LaunchSpec.first_step`."""
     cwd: bytes | None = None
     """Where that starts; `None` is the working directory of the command."""
+    stdio: tuple[int | None, int | None, int | None] = (None, None, None)
+    """Its stdin, stdout and stderr."""
+    opened: Sequence[int] = ()
+    """What was opened for it, and is closed once it is launched."""
+    alone: bool = False
+    """See `LaunchSpec.alone`."""
+
+
+class Sharing(NamedTuple):
+    """What a feature shares with the daemons of other machines."""
+
+    shared: Callable[[], list[SharedSubscription]]
+    """Returns what they are told."""
+    heard: Callable[[Iterable[SharedSubscription]], object]
+    """Takes what they know."""
 
 
 Answer = Callable[[Any, Any], Any]
@@ -217,10 +226,8 @@ class Part:
     """Returns what is saved of the feature, whose half in the core has asked for that."""
     state_saved: Callable[[], object] | None = None
     """What it has returned is saved, or is going to be."""
-    shared: Callable[[], list[SharedSubscription]] | None = None
-    """Returns what the daemons of other machines are told."""
-    heard: Callable[[Iterable[SharedSubscription]], object] | None = None
-    """Takes what other daemons know."""
+    sharing: Sharing | None = None
+    """What it shares with the daemons of other machines."""
     kept: Kept | None = None
     """Deletes what the feature keeps of ended runs, when their output is deleted."""
     status: Callable[[Peer, Scope], Mapping[str, object]] | None = None
@@ -466,14 +473,14 @@ class Parts:
 
     def shared(self) -> list[SharedSubscription]:
         """Return what the daemons of other machines are told."""
-        parts = [part.shared for part in self._loaded.values() if part.shared is not None]
-        return [each for shared in parts for each in shared()]
+        parts = [part.sharing for part in self._loaded.values() if part.sharing is not None]
+        return [each for sharing in parts for each in sharing.shared()]
 
     def heard(self, shared: Sequence[SharedSubscription]) -> None:
         """Take what other daemons know."""
         for name, feature in self._features.items():
-            if feature.shares and shared and (heard := self._part(name).heard) is not None:
-                heard(shared)
+            if feature.shares and shared and (sharing := self._part(name).sharing) is not None:
+                sharing.heard(shared)
 
     def notices(self) -> list[str]:
         """Return what the administrator of the service should see at once."""

@@ -8,7 +8,7 @@ import trio
 
 from ...core import events as e
 from ...core.state.access import Peer, Scope
-from ...daemon.loop.seam import Heart, Part
+from ...daemon.loop.seam import Heart, Part, Sharing
 from ...durable.snapshots import Changes
 from ...host.clock import wall_clock
 from ...protocol.requests.gateway import SeeSubscription
@@ -58,4 +58,4 @@ def part(heart: Heart) -> Part:
             at = trio.current_time()
             heart.feed(e.WindowsSeen(at, time, seen, one.uid, now.timestamp()))
 
-    return Part(state=state, state_saved=state_saved, shared=shared, heard=heard, status=status)
+    return Part(state=state, state_saved=state_saved, sharing=Sharing(shared, heard), status=status)

@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <linux/fcntl.h>
 #include <linux/poll.h>
+#include <linux/prctl.h>
 #include <linux/time.h>
 #include <sys/syscall.h>
 
@@ -436,6 +437,7 @@ static void take_orders(void)
 
 __attribute__((noreturn, used)) void holder(void)
 {
+    CALL(prctl, PR_SET_NAME, "sfad-holder", 0); /* else it is called after the descriptor of its image */
     resized();
     reset();
     offset = CALL(lseek, OUTPUT, 0, 2);

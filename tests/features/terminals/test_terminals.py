@@ -245,7 +245,7 @@ def test_who_may_type(start: Start) -> None:
     daemon.sfactl("stop", "--all")
 
 
-def test_it_does_not_reach_the_holder_through_a_name(start: Start) -> None:
+def test_it_does_not_reach_the_holder_by_a_name(start: Start) -> None:
     """The holder has no socket, no environment, and none of the daemon's descriptors."""
     daemon = start()
     run = spawned(daemon, "--", "sh", "-c", TALK)
