@@ -21,12 +21,12 @@ from sfad.protocol.types import CallInfo, ErrorCode, Event, RunId, RunInfo, Seve
 
 from ..client import Sfad
 from ..connecting.connection import AGAIN, ConnectionLost, DaemonError, check
+from ..errors import of_quit
 from ..exits import Quit
 from . import asking
 from .asking import Call, Following, FollowingRun, Outcome
 from .asking import Stream as OutputStream
 from .attending import admission
-from .errors import of_quit
 from .options import AdmitOptions, Amount, Limits, StartOptions, Word, spawn_of
 from .pool import KEPT, opener
 from .streaming import Stream

@@ -20,12 +20,12 @@ from sfad.protocol.types import ErrorCode, Event, RunId, RunInfo, Severity
 
 from ..client import Sfad
 from ..connecting.connection import AGAIN, Client, ConnectionLost, DaemonError, check
+from ..errors import AgentStopped, of_quit
 from ..exits import Quit
 from . import asking
 from .agents import Agent, Attendant
 from .asking import Call, Following
 from .attending import Admission, admission
-from .errors import AgentStopped, of_quit
 from .options import AdmitOptions, StartOptions, Word, spawn_of
 from .pool import Pool, opener
 from .runs import Run

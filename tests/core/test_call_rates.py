@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sfad.core import events as e
-from sfad.core.state.policy import CallBounds, Policy
+from sfad.core.state.policy import CallBounds, CallPolicy, Policy
 from sfad.core.state.quotas import SlidingRate
 from sfad.core.state.vocabulary import Timer
 from sfad.protocol.types import Status
@@ -24,7 +24,7 @@ def bounded(*, run: CallBounds = FREE, user: CallBounds = FREE, wait: float = 60
     return Transcript(
         calls_per_run=run,
         calls_per_user=user,
-        call_wait=wait,
+        calls=CallPolicy(wait=wait),
         files={"gateway.per_run.calls_per_minute": "F"},
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from sfad.core.state.holds import holds_of
-from sfad.core.state.policy import CallBounds
+from sfad.core.state.policy import CallBounds, CallPolicy
 from sfad.core.state.run import Run, State
 from sfad.durable.snapshots import encode, from_saved
 from sfad.protocol.holds import HOLDS
@@ -140,7 +140,7 @@ def test_a_person_a_client_and_a_run_above() -> None:
 
 
 def test_a_call_that_waits_for_its_turn_holds_no_run() -> None:
-    t = Transcript(calls_per_run=CallBounds(concurrent_calls=1), call_wait=60.0)
+    t = Transcript(calls_per_run=CallBounds(concurrent_calls=1), calls=CallPolicy(wait=60.0))
     a = t.start("a", limits="cost=50")
     name, _ = t.admitted(t.call(a))
     (t >> t.later(4).call(a)).skip()
@@ -159,7 +159,7 @@ def test_a_call_that_waits_for_its_turn_holds_no_run() -> None:
 
 
 def test_a_call_that_waits_for_what_others_have_reserved() -> None:
-    t = Transcript(call_wait=60.0)
+    t = Transcript(calls=CallPolicy(wait=60.0))
     a = t.start("a", limits="tokens=25000")
     t.admitted(t.call(a, 20_000))
     (t >> t.call(a, 20_000)).skip()

@@ -391,9 +391,9 @@ class Calls:
         if (forbidden_by := next((why for why in forbidden if why is not None), None)) is not None:
             self._fail(call, ErrorCode.NOT_PERMITTED, forbidden_by, at)
             return True
-        if run.last_call:
-            self._refuse(call, _NO_CALL_AFTER[run.last_call].format(run.id), at)
-            if run.last_call == "made":
+        if (last := run.latest.last_call) is not None:
+            self._refuse(call, _NO_CALL_AFTER[last].format(run.id), at)
+            if last == "made":
                 self._attempts.end_concluded(run, at)
             return True
         if _held(run):
@@ -480,14 +480,14 @@ class Calls:
         output = max(
             lowest.output(lowest.doubt.usual + lowest.doubts), *(room.least for room in rooms)
         )
-        run.last_call = "under_way"
+        run.latest.last_call = "under_way"
         self._limits.concluded(run, tight.limited, tight.active, tight.needed(tight.least), at)
         most = call.event.request.max_output
         self._admit(run, call, int(min(output, most)), at, lowest, last=True)
         return True
 
     def _until(self, call: WaitingCall, at: float) -> float:
-        return at + self._ctx.policy.call_wait if call.until is None else call.until
+        return at + self._ctx.policy.calls.wait if call.until is None else call.until
 
     def _rooms(self, run: Run, ev: e.CallAsked, *, last: bool = False) -> Iterator[_Room]:
         """`last`: for the last call of the run, which may take what limits keep back for it."""
@@ -509,7 +509,7 @@ class Calls:
                 if active is not None and active.binds:
                     left = active.threshold - (limited.account.used(kind) or 0)
                     if active.limit.action is Action.CONCLUDE and not last:
-                        left -= active.kept_back(self._ctx.policy.conclude_reserve)
+                        left -= active.kept_back(self._ctx.policy.calls.conclude_reserve)
                     doubts = (
                         sum(below.account.doubts.get(kind, 0) for below in limited.subtree())
                         if kind in doubt

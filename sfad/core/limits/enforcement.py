@@ -377,7 +377,7 @@ class LimitEnforcement:
         """Note that a run makes its last call, because of a limit of its own or of a run above it:
         it cannot be completed any more. `more`: what a usual call would have taken."""
         crossing = _exceeded(limited, active, at, more)
-        kept = bare(active.limit.kind, active.kept_back(self._ctx.policy.conclude_reserve))
+        kept = bare(active.limit.kind, active.kept_back(self._ctx.policy.calls.conclude_reserve))
         words = f"{words_of(limited, crossing, more)}; its last call had {kept} that was kept back"
         if not active.refused:
             active.refused = True

@@ -86,6 +86,18 @@ class CallBounds(Struct, frozen=True, kw_only=True):
 NO_BOUNDS = CallBounds()
 
 
+class CallPolicy(Struct, frozen=True, kw_only=True):
+    """How model calls are decided."""
+
+    wait: float = 60.0
+    """How long a call waits for others."""
+    conclude_reserve: float = 0.1
+    """The share of a limit that concludes which is kept for the last call."""
+
+
+AS_USUAL = CallPolicy()
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
     """Times are in seconds. The defaults are those of the config (docs/configuration.md)."""
@@ -118,16 +130,13 @@ class Policy:
     """Bytes. The largest limit of output that can be asked for."""
     nearing: float = 0.8
     """The share of a threshold at which `limit_nearing` is published."""
-    conclude_reserve: float = 0.1
-    """The share of a limit that concludes which is kept for the last call."""
     watches_clocks: bool = False
     """Features look at runs whose time is at another share of its limit than `nearing`."""
     repeats: int = 10
     """Equal tool calls in a row after which `run_repeating` is published."""
     pause_max: float = 86400.0
     approval_timeout: float = 600.0
-    call_wait: float = 60.0
-    """How long a model call waits for others."""
+    calls: CallPolicy = AS_USUAL
     models: tuple[str, ...] = ()
     """Patterns of models that may be called; all, where there is none."""
     calls_per_run: CallBounds = NO_BOUNDS

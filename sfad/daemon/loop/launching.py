@@ -63,7 +63,7 @@ class Launching:
         live = self.catalogue.live[run.id]
         if run.asked.in_program:
             self.metering.begin_attempt(live)
-            self.parts.carry_out(live)
+            self.parts.carrier().begin(live)
             self.resources.spool.spawns.launched(run)
             return
         opened: list[int] = []

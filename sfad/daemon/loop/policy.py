@@ -2,7 +2,7 @@
 
 from ... import config as configuration
 from ...core.state.access import AccessRules
-from ...core.state.policy import Policy, SessionPolicy
+from ...core.state.policy import CallPolicy, Policy, SessionPolicy
 from ...features.listed import FEATURES
 from ...protocol.encoding import tag
 from ...protocol.kinds import DEFAULT_KEYS, KINDS
@@ -36,8 +36,8 @@ def policy_of(loaded: configuration.Loaded, *, everyone: bool) -> Policy:
             kind=kind, threshold=float(threshold), action=action, source=origin(f"defaults.{key}")
         )
 
-    # each key of the heart in these sections, but for `agent_programs`, is a field of `Policy`
-    # with the same name
+    # each key of the heart in these sections, but for `agent_programs` and `conclude_reserve`, is a
+    # field of `Policy` with the same name
     numbers = {
         name: getattr(section, name)
         for section, kind in (
@@ -48,7 +48,7 @@ def policy_of(loaded: configuration.Loaded, *, everyone: bool) -> Policy:
         )
         for name in kind.__struct_fields__
     }
-    del numbers["agent_programs"]
+    del numbers["agent_programs"], numbers["conclude_reserve"]
     for key in ("max_depth", "max_descendants"):
         numbers[key] = Bound(value=numbers[key], source=origin(f"guard.{key}"))
     return Policy(
@@ -57,7 +57,7 @@ def policy_of(loaded: configuration.Loaded, *, everyone: bool) -> Policy:
         enabled=config.enabled,
         defaults={kind: limit for kind in LimitKind if (limit := default(kind)) is not None},
         program_profile=config.defaults.program_profile == CODING_AGENT,
-        call_wait=config.gateway.wait,
+        calls=CallPolicy(wait=config.gateway.wait, conclude_reserve=config.limits.conclude_reserve),
         models=config.gateway.models,
         bypass=config.gateway.bypass,
         calls_per_run=config.gateway.per_run,

@@ -17,7 +17,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import trio
 
@@ -101,6 +101,25 @@ class Heart:
         return self.config().section(key, kind)
 
 
+class Carrier(Protocol):
+    """Has runs carried out that have no process: they are agents within programs."""
+
+    def begin(self, live: Live) -> None:
+        """Begin a run: feed `LaunchSucceeded` or `LaunchFailed`, and have `Heart.processes` and
+        the launcher know it."""
+
+    def go_on(self, live: Live) -> None:
+        """Go on with a run of an earlier daemon. The core does not know it yet."""
+
+    def below(self, asker: Any, run: RunId) -> Peer:
+        """Return who asks for a run that is to be below such a one (`Spawn.below`), given the
+        `Asker`. Raise `RequestError`."""
+
+    def is_caller(self, live: Live, inode: int | None) -> bool:
+        """Return whether a socket is one of the program that carries a run out. Here such runs
+        touch the gateway."""
+
+
 class Launch(NamedTuple):
     """What a run is launched with."""
 
@@ -155,16 +174,6 @@ class Part:
     the fleet."""
     shared_changed: Callable[[], object] | None = None
     """What features share has changed."""
-    carry_out: Callable[[Live], object] | None = None
-    """Begins a run that has no process, because a program carries it out (`Spawn.admit`)."""
-    carry_on: Callable[[Live], object] | None = None
-    """Goes on with such a run of an earlier daemon. The core does not know it yet."""
-    below: Callable[[Any, RunId], Peer] | None = None
-    """Returns who asks for a run that is to be below such a one (`Spawn.below`), given the `Asker`.
-    Raises `RequestError`."""
-    is_caller: Callable[[Live, int | None], bool] | None = None
-    """Returns whether a socket is one of the program that carries a run out. Here such runs touch
-    the gateway."""
     launch: Callable[[Live, Launch], Launch] | None = None
     """Returns what a run is launched with, given that with the variables of the heart. Its gateway
     changes the environment after that. A part may set this or take it back while the daemon goes
@@ -243,6 +252,7 @@ class Parts:
         self._loaded: dict[str, Part] = {}
         self._of_all: set[str] = set()
         """Those whose section of the config is set: they may decide about any run."""
+        self._carrier: Carrier | None = None
         self._placer = next((name for name, each in features.items() if each.elsewhere), None)
         """Which has runs executed on other machines."""
         self.changed: list[Callable[[Collection[Run]], object]] = []
@@ -308,10 +318,7 @@ class Parts:
         if live.run.remote is not None or live.run.lease is not None:
             self._placing()
         if live.run.asked.in_program and live.run.attempt:
-            part = self._of_programs()
-            assert part is not None
-            assert part.carry_on is not None
-            part.carry_on(live)
+            self.carrier().go_on(live)
 
     def _does(self, name: str, run: decided.Parts, above: Live | None = None) -> bool:
         """Return whether a feature does something for a run or for the one above it, or decides
@@ -346,29 +353,17 @@ class Parts:
                 given = launch(live, given)
         return given
 
-    def carry_out(self, live: Live) -> None:
-        """Begin a run that has no process."""
-        part = self._of_programs()
-        assert part is not None
-        assert part.carry_out is not None
-        part.carry_out(live)
-
-    def below(self, asker: Any, run: RunId) -> Peer:
-        """Return who asks for a run below one that has no process. Raise `RequestError`."""
-        part = self._of_programs()
-        if part is None or part.below is None:
-            raise bad_request(_MISSING.format("below"))
-        return part.below(asker, run)
-
-    def is_caller(self, live: Live, inode: int | None) -> bool:
-        """Return whether a socket is one of the program that carries a run out."""
-        part = self._of_programs()
-        return part is not None and part.is_caller is not None and part.is_caller(live, inode)
-
-    def _of_programs(self) -> Part | None:
-        """Return the part of the feature that has runs without a process."""
-        name = self._deciders.get("admit")
-        return self._part(name) if name is not None else None
+    def carrier(self) -> Carrier:
+        """Return what carries out runs that have no process. Raise `RequestError`."""
+        if self._carrier is None:
+            found = ((name, each) for name, each in self._features.items() if each.carrier)
+            name, feature = next(found, (None, None))
+            if name is None or feature is None:
+                raise bad_request(_MISSING.format("below"))
+            module = import_module(f"sfad.features.{name}.{feature.carrier}")
+            carrier: Carrier = module.carrier(self._heart)
+            self._carrier = carrier
+        return self._carrier
 
     def _placing(self) -> Part | None:
         """Return the part of the feature that has runs executed on other machines."""

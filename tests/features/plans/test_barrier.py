@@ -19,6 +19,7 @@ from sfad.core import events as e
 from sfad.core.context import Context, Reading
 from sfad.core.life.pausing import REPLY_OUTLIVES
 from sfad.core.machine import Machine
+from sfad.core.state.policy import CallPolicy
 from sfad.core.state.run import Run
 from sfad.features.plans.barrier import Subscriptions
 from sfad.features.plans.feature import NAME, PlansConfig
@@ -51,7 +52,7 @@ class Plan(Transcript):
         super().__init__(
             barrier=Subscriptions,
             sections={NAME: PlansConfig(**plan)},
-            call_wait=60.0,
+            calls=CallPolicy(wait=60.0),
         )
         self.subscriptions.known_before([], self.at, NOON + timedelta(seconds=self.at))
 
