@@ -7,6 +7,7 @@ from ...daemon.server.asker import Asker
 from ...processes import kernel
 from ...protocol.errors import bad_request, unavailable, wrong_state
 from ...protocol.messages import Done
+from ...protocol.texts.sanitise import clean
 from ...protocol.types import LimitKind
 from ...start.prepared import Prepared, Surroundings
 from .feature import ADMIT
@@ -14,11 +15,13 @@ from .messages import AgentLocated, EndAgent, LocateAgent, NarrowAgent
 from .narrowing import Narrowing
 from .programs import Programs
 
+MAX_WORDS = 1000
+"""Characters of the reason of a failure."""
 _BY_PROCESS = (LimitKind.MEMORY, LimitKind.PIDS, LimitKind.CPU, LimitKind.OUTPUT)
 
 
 def part(heart: Heart) -> Part:
-    programs, narrowing = heart.parts().carrier(), Narrowing()
+    programs, narrowing = heart.parts().carrier(), Narrowing(heart.machine)
     assert isinstance(programs, Programs)
     own = programs.own
 
@@ -28,7 +31,10 @@ def part(heart: Heart) -> Part:
             live = own(asker, request.run)
             if not live.run.attempt:
                 raise wrong_state(f"run {request.run} has not begun: stop it")
-            programs.end(live, request.failed)
+            failed = None
+            if request.failed is not None:
+                failed = clean(request.failed[:MAX_WORDS].encode(errors="replace"))
+            programs.end(live, failed)
         asker.reply(Done(id=asker.id))
 
     async def locate(asker: Asker, request: LocateAgent) -> None:

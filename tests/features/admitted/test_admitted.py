@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -184,6 +183,8 @@ def test_what_does_not_end_within_the_grace_is_left_running(daemon: Daemon) -> N
 def test_the_handle_narrows_and_cannot_raise(gated: Daemon, provider: Provider) -> None:
     with gated.admit("steps", limits={"cost": 0.5, "turns": 20}) as agent:
         url = agent.base_url()
+        with pytest.raises(RequestFailed, match="outside its range"), agent.limit(cost=0.001):
+            pass
         assert call(url, output=1000)[0] == 200
         with agent.limit(cost=0.05) as step:
             codes = [call(url, output=1000)[0] for _ in range(6)]
@@ -195,6 +196,13 @@ def test_the_handle_narrows_and_cannot_raise(gated: Daemon, provider: Provider) 
             pass
         with pytest.raises(RequestFailed, match="cannot be narrowed"), agent.limit(tokens=5):
             pass
+        cost = {each.kind: each for each in agent.info().limits}[LimitKind.COST]
+        assert (cost.threshold, cost.action) == (0.5, "terminate")
+        assert cost.source.startswith("spawn() cost by user")
+        with agent.limit(cost=0.05):
+            pass
+        again = {each.kind: each for each in agent.info().limits}[LimitKind.COST]
+        assert again.source == cost.source
         assert not {"approve", "resume", "deny", "stop"} & set(dir(agent))
     assert agent.outcome is not None
     assert agent.outcome.ok
@@ -385,19 +393,22 @@ def test_a_daemon_that_restarts_keeps_it(share: Start, way: str, provider: Provi
     with Daemon(str(real.socket)) as daemon, daemon.admit("kept", timeout="1h") as agent:
         url = agent.base_url()
         below = agent.spawn(["sleep", "1000"])
+        narrowed = agent.limit(cost=0.5)
+        narrowed.__enter__()
         assert call(url)[0] == 200
         if way == "kill":
             real.kill()
             real.restart()
         else:
-            os.kill(real.pid, signal.SIGUSR2)
-            reexecuted = partial(daemon.events, types=["daemon_reexecuted"])
-            wait_until(lambda: list(reexecuted()), "it is another")
+            real.reexecute()
         assert agent.info().status is Status.RUNNING
         assert below.info().status is Status.RUNNING
         wait_until(lambda: call(url)[0] == 200, "its address serves")
         with agent.admit("helper"):
             pass
+        narrowed.__exit__(None, None, None)
+        cost = {each.kind: each for each in agent.info().limits}[LimitKind.COST]
+        assert (cost.threshold, cost.action) == (1, "terminate")
         assert agent.stopped is None
         stopping = threading.Thread(target=daemon.stop, args=(agent.id,))
         stopping.start()
