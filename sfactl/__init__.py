@@ -22,6 +22,7 @@
 `entry`        what a program of this package begins and ends with
 `whole_file`   writes a file whole or not at all
 `exits`        exit codes, and the errors that end the program with one of them
+`errors`       the exceptions of the Python clients
 `api`          the Python client: `from sfactl import Daemon`
 `client`       what an agent in Python tells of itself: reports and reservations
 `top`          the full-screen view of runs
@@ -43,7 +44,9 @@ if TYPE_CHECKING:
     from .api.asking import Outcome
     from .api.awaited import TrioDaemon, TrioRun
     from .api.blocking import Daemon
-    from .api.errors import (
+    from .api.runs import Run
+    from .api.trio_agents import TrioAgent
+    from .errors import (
         AgentStopped,
         DaemonUnreachable,
         LimitReached,
@@ -54,22 +57,20 @@ if TYPE_CHECKING:
         SfadError,
         Unanswered,
     )
-    from .api.runs import Run
-    from .api.trio_agents import TrioAgent
 
 _PUBLIC = {
-    "asking": ("Outcome",),
-    "agents": ("Agent",),
-    "awaited": ("TrioDaemon", "TrioRun"),
-    "blocking": ("Daemon",),
+    "api.agents": ("Agent",),
+    "api.asking": ("Outcome",),
+    "api.awaited": ("TrioDaemon", "TrioRun"),
+    "api.blocking": ("Daemon",),
+    "api.runs": ("Run",),
+    "api.trio_agents": ("TrioAgent",),
     "errors": (
         "AgentStopped", "DaemonUnreachable", "LimitReached", "NotInARun", "Refused",
         "RequestFailed", "RunFailed", "SfadError", "Unanswered",
     ),
-    "runs": ("Run",),
-    "trio_agents": ("TrioAgent",),
 }  # fmt: skip
-"""What this package offers, by the modules of `api`. The command needs none of them."""
+"""What this package offers, by its modules. The command needs none of them."""
 
 __all__ = [
     "Agent",
@@ -96,5 +97,5 @@ def __getattr__(name: str) -> object:
         if name in names:
             from importlib import import_module
 
-            return getattr(import_module(f"{__name__}.api.{module}"), name)
+            return getattr(import_module(f"{__name__}.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -31,7 +31,9 @@ from typing import TypeVar
 from sfad.protocol import messages as m
 from sfad.protocol.types import Role, RunInfo
 
-from .api.errors import (
+from .connecting import connection
+from .connecting.connection import DaemonError
+from .errors import (
     DaemonUnreachable,
     LimitReached,
     NotInARun,
@@ -39,8 +41,6 @@ from .api.errors import (
     SfadError,
     Unanswered,
 )
-from .connecting import connection
-from .connecting.connection import DaemonError
 from .exits import Quit
 
 __all__ = [

@@ -87,6 +87,10 @@ class Feature:
     the core decides about runs that execute on other machines (`Spawn.placing`), and about those
     that were granted from there (`Spawn.grant`). Its part has them executed. One feature may have
     it."""
+    carrier: str = ""
+    """The module of its folder that has `carrier(heart: Heart) -> daemon.loop.seam.Carrier`: has
+    runs carried out that have no process (`Spawn.admit`). It is loaded with the first of them. One
+    feature may have it."""
     beside: str = ""
     """How the name of a directory of its own ends, which begins with that of the state directory.
     Its part is loaded where that exists."""

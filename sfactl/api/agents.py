@@ -15,11 +15,11 @@ from sfad.protocol.types import Event, RunId, RunInfo
 
 from ..client import Reservation, Sfad
 from ..connecting.connection import Client, ConnectionLost
+from ..errors import AgentStopped, SfadError, of_quit
 from ..exits import Quit
 from . import asking
 from .asking import Call, Outcome
 from .attending import Admission, Agency, Attendance, admission
-from .errors import AgentStopped, SfadError, of_quit
 from .options import AdmitOptions, Amount, StartOptions, limits_of, spawn_of
 from .runs import Home, Run
 

@@ -63,8 +63,8 @@ from sfad.protocol.types import (
 )
 
 from .. import exits
+from ..errors import Refused, RunFailed, of_quit
 from ..options import spawn as spawn_options
-from .errors import Refused, RunFailed, of_quit
 from .options import Limits, limits_of
 
 R = TypeVar("R")

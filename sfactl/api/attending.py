@@ -22,8 +22,8 @@ from sfad.protocol.requests.starting import Spawn
 from sfad.protocol.types import Admitted, Event, Reason, RunId, RunInfo, Status
 
 from ..connecting.connection import DaemonError
+from ..errors import AgentStopped, Refused, of_quit
 from .asking import ENDS
-from .errors import AgentStopped, Refused, of_quit
 from .options import AdmitOptions, spawn_of
 
 TYPES = ["run_started", "run_stopping", "limit_exceeded", *sorted(ENDS)]

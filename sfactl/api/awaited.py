@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
 from signal import SIGTERM
-from typing import Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import trio
 from msgspec.structs import replace
@@ -21,16 +21,18 @@ from sfad.protocol.types import CallInfo, ErrorCode, Event, RunId, RunInfo, Seve
 
 from ..client import Sfad
 from ..connecting.connection import AGAIN, ConnectionLost, DaemonError, check
+from ..errors import of_quit
 from ..exits import Quit
 from . import asking
 from .asking import Call, Following, FollowingRun, Outcome
 from .asking import Stream as OutputStream
 from .attending import admission
-from .errors import of_quit
 from .options import AdmitOptions, Amount, Limits, StartOptions, Word, spawn_of
 from .pool import KEPT, opener
 from .streaming import Stream
-from .trio_agents import TrioAgent, TrioAttendant, block
+
+if TYPE_CHECKING:
+    from .trio_agents import TrioAgent, TrioAttendant
 
 R = TypeVar("R")
 
@@ -121,9 +123,13 @@ class TrioDaemon:
         return self._block(admission(name, options, None))
 
     def _block(self, request: Spawn) -> AbstractAsyncContextManager[TrioAgent]:
+        from .trio_agents import block  # a feature, which may not be there
+
         return block(lambda: self._admitted(request), lambda run: self.stop(run))
 
     async def _admitted(self, request: Spawn) -> TrioAgent:
+        from .trio_agents import TrioAgent, TrioAttendant
+
         try:
             async with self._opening:
                 if self._attendant is None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from signal import SIGTERM
-from typing import Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from msgspec.structs import replace
 
@@ -20,15 +20,17 @@ from sfad.protocol.types import ErrorCode, Event, RunId, RunInfo, Severity
 
 from ..client import Sfad
 from ..connecting.connection import AGAIN, Client, ConnectionLost, DaemonError, check
+from ..errors import AgentStopped, of_quit
 from ..exits import Quit
 from . import asking
-from .agents import Agent, Attendant
 from .asking import Call, Following
 from .attending import Admission, admission
-from .errors import AgentStopped, of_quit
 from .options import AdmitOptions, StartOptions, Word, spawn_of
 from .pool import Pool, opener
 from .runs import Run
+
+if TYPE_CHECKING:
+    from .agents import Agent, Attendant
 
 R = TypeVar("R")
 
@@ -106,6 +108,8 @@ class Daemon:
         return self._admitted(admission(name, options, None), on_stop)
 
     def _admitted(self, request: Spawn, on_stop: Callable[[AgentStopped], object] | None) -> Agent:
+        from .agents import Agent, Attendant  # a feature, which may not be there
+
         try:
             with self._lock:
                 if self._attendant is None:

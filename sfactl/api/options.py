@@ -13,11 +13,11 @@ from sfad.protocol.requests.starting import Spawn
 from sfad.protocol.texts.units import parse_duration
 from sfad.protocol.types import Limit
 
+from ..errors import of_quit
 from ..exits import Quit
 from ..options import limits as limit_options
 from ..options import spawn as spawn_options
 from ..options.shared import Words
-from .errors import of_quit
 
 Word = str | bytes | os.PathLike[str]
 Amount = float | str

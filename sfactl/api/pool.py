@@ -13,9 +13,9 @@ from typing import TypeVar
 from ..connecting import connection
 from ..connecting.connection import Client
 from ..connecting.start_daemon import connect_or_start
+from ..errors import of_quit
 from ..exits import Quit
 from .asking import Call
-from .errors import of_quit
 
 R = TypeVar("R")
 

@@ -15,12 +15,12 @@ from sfad.protocol.types import Event, RunId, RunInfo
 
 from ..client import Reservation, Sfad
 from ..connecting.connection import ConnectionLost
+from ..errors import AgentStopped, SfadError, of_quit
 from ..exits import Quit
 from . import asking
 from .agents import Narrowed, address, end, failure, locate, narrow
 from .asking import Call, Following, Outcome
 from .attending import Admission, Agency, Attendance, admission
-from .errors import AgentStopped, SfadError, of_quit
 from .options import AdmitOptions, Amount, StartOptions, limits_of, spawn_of
 from .streaming import Stream
 

@@ -310,7 +310,7 @@ class EarlierRuns:
         empty = self.launcher.adopt(run.id, parent, record).empty
         if main is None or not is_alive(main.pid, main.started):
             return Adopted(None, empty=empty)
-        self.launcher.enter(run.id, parent, live.nonce)
+        self.launcher.enter(run.id, parent, record)
         return Adopted(main.pid, empty=False)
 
     def _exited(self, run: Run, found: Adopted) -> e.MainExited | None:

@@ -228,7 +228,7 @@ class Launcher(RunProcesses, Protocol):
         """Start the run's command, for the first time or again; `LaunchSucceeded` or `LaunchFailed`
         follows."""
 
-    def enter(self, run_id: RunId, parent: RunId | None, nonce: str) -> None:
+    def enter(self, run_id: RunId, parent: RunId | None, record: LaunchRecord) -> None:
         """Know a run that a program carries out, and which has no process of its own: those of runs
         below it are contained in it. It is not empty until `leave`."""
 

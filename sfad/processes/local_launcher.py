@@ -269,8 +269,10 @@ class LocalLauncher(Launcher):
         except LaunchError as error:
             self._mains.fail_soon(run, error)
 
-    def enter(self, run_id: RunId, parent: RunId | None, nonce: str) -> None:
-        run = self._runs.get(run_id) or self._runs.add(run_id, parent, nonce)
+    def enter(self, run_id: RunId, parent: RunId | None, record: LaunchRecord) -> None:
+        run = self._runs.get(run_id)
+        if run is None:
+            run = self._runs.add(run_id, parent, record.nonce, record.bounds)
         run.in_program = True
 
     def leave(self, run_id: RunId, failed: str | None = None, *, left: bool = False) -> None:

@@ -193,8 +193,9 @@ def test_the_client_imports_nothing_of_the_daemon_but_the_protocol() -> None:
     script = (
         "import sys, pkgutil, importlib, "
         "sfactl\nfor found in pkgutil.walk_packages(sfactl.__path__, 'sfactl.'):\n "
-        "   if not found.name.startswith(('sfactl.web.', "
-        "'sfactl.otel.')) and not found.name.endswith('__main__'):\n "
+        "   if not found.name.startswith(('sfactl.web.', 'sfactl.otel.', 'sfactl.api.awaited', "
+        "'sfactl.api.streaming', 'sfactl.api.trio_agents')) and not "
+        "found.name.endswith('__main__'):\n "
         "       importlib.import_module(found.name)\nprint(*(name for name in sys.modules "
         "if name.startswith(('sfad.', 'trio'))))\n"
     )

@@ -148,6 +148,8 @@ def test_which_kinds_take_an_action(kind: str, action: Action) -> None:
     event = t.spawn("a", limits=asking(kind, least, action), attempts=2, reports=True)
     if acts and action is Action.REFUSE and LimitKind(kind) not in METERED_KINDS:
         assert t.failed(event).startswith(f"the limit '{kind}' cannot refuse (--limit)")
+    elif acts and action is Action.CONCLUDE and kind not in {"cost", "tokens", "turns"}:
+        assert t.failed(event).startswith(f"the limit '{kind}' cannot conclude (--limit)")
     elif acts and action is Action.CONTINUE and kind != "silence":
         assert t.failed(event).startswith(f"the limit '{kind}' cannot continue a session (--limit)")
     elif acts:
@@ -351,7 +353,8 @@ def test_the_action_of_a_written_limit(
 def _possible(on_limit: Action | None) -> Action | None:
     """Return what `--on-limit` says of a kind that is not reserved before it is used, and not
     silence."""
-    return on_limit if on_limit not in {Action.REFUSE, Action.CONTINUE} else None
+    of_few = {Action.REFUSE, Action.CONCLUDE, Action.CONTINUE}
+    return on_limit if on_limit not in of_few else None
 
 
 @pytest.mark.parametrize(

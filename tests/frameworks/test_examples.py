@@ -43,7 +43,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An interpreter that has the frameworks and this checkout."""
     place = tmp_path_factory.mktemp("frameworks") / "venv"
     subprocess.run([sys.executable, "-m", "venv", place], check=True, timeout=LONG)
-    pip = [place / "bin/python", "-m", "pip", "install", "--quiet", f"{ROOT}[frameworks]"]
+    pip = [str(place / "bin/python"), "-m", "pip", "install", "--quiet", f"{ROOT}[frameworks]"]
     done = subprocess.run(pip, capture_output=True, text=True, timeout=LONG, check=False)
     assert done.returncode == 0, done.stderr
     return place / "bin/python"

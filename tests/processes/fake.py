@@ -135,7 +135,7 @@ class FakeLauncher:
             held.script = replace(held.script, errno=errno.ENOSPC)
         self._later(lambda: self._started(held))
 
-    def enter(self, run: RunId, parent: RunId | None, nonce: str) -> None:  # noqa: ARG002
+    def enter(self, run: RunId, parent: RunId | None, record: LaunchRecord) -> None:  # noqa: ARG002
         """Know a run without a process."""
         self.calls.append(("enter", run, parent))
         if run not in self._runs:

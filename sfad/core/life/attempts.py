@@ -277,7 +277,7 @@ class AttemptTracker:
         """Give an agent that has printed its final result, or made its last call, a while to
         exit."""
         finished = run.latest.said_finished and not run.asked.takes_input
-        if finished or run.last_call == "made":
+        if finished or run.latest.last_call == "made":
             self._ctx.arm(run, Timer.RESULT, at + self._ctx.policy.stop.result_wait)
 
     def call_ended(self, run: Run, end: EndCall, at: float) -> None:
@@ -337,7 +337,7 @@ class AttemptTracker:
         """Stop a run whose agent has printed its final result, or made its last call, and does not
         exit."""
         latest = run.latest
-        if run.last_call == "made":
+        if latest.last_call == "made":
             self.end_concluded(run, at)
             return
         if not latest.said_finished or run.status not in {
@@ -369,7 +369,7 @@ class AttemptTracker:
     def last_call_ended(self, run: Run, at: float, *, made: bool) -> None:
         """Take note of the end of a run's last call. `made`: it was answered, else it may be made
         again."""
-        run.last_call = "made" if made else ""
+        run.latest.last_call = "made" if made else None
         if made:
             run.after_cut = (
                 f"it is stopped if it has not ended {self._ctx.policy.stop.result_wait:g} s "

@@ -204,6 +204,8 @@ class Attempt(Struct, omit_defaults=True, gc=False):
     """Why the daemon ended it for the next one, or what became of it."""
     failed_at: float | None = None
     """When another attempt was decided on; `None` also after a reboot."""
+    last_call: Literal["under_way", "made"] | None = None
+    """What has become of its last call, if a limit has concluded the run."""
 
     @property
     def known_trouble(self) -> ApiTrouble | None:
@@ -439,8 +441,6 @@ class State:
     """A run below it has ended that may have used more than is known."""
     queued_at: float | None = None
     """When it began to wait for its start; `None` also after a reboot."""
-    last_call: Literal["", "under_way", "made"] = ""
-    """Of a run that a limit has concluded: what has become of its last call."""
 
     @property
     def attempt(self) -> int:

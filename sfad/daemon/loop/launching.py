@@ -52,8 +52,8 @@ class Launching:
         live, resources = self.catalogue.live[run.id], self.resources
         if run.asked.in_program:
             self.metering.begin_attempt(live)
-            self.parts.carry_out(live)
-            resources.spool.spawns.launched(run)
+            self.parts.carrier().begin(live)
+            self.resources.spool.spawns.launched(run)
             return
         if live.credentials is None and run.birth.uid != 0 and os.geteuid() == 0:
             self._fail(

@@ -17,7 +17,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import trio
 
@@ -98,6 +98,25 @@ class Heart:
         return self.config().section(key, kind)
 
 
+class Carrier(Protocol):
+    """Has runs carried out that have no process: they are agents within programs."""
+
+    def begin(self, live: Live) -> None:
+        """Begin a run: feed `LaunchSucceeded` or `LaunchFailed`, and have `Heart.processes` and
+        the launcher know it."""
+
+    def go_on(self, live: Live) -> None:
+        """Go on with a run of an earlier daemon. The core does not know it yet."""
+
+    def below(self, asker: Any, run: RunId) -> Peer:
+        """Return who asks for a run that is to be below such a one (`Spawn.below`), given the
+        `Asker`. Raise `RequestError`."""
+
+    def is_caller(self, live: Live, inode: int | None) -> bool:
+        """Return whether a socket is one of the program that carries a run out. Here such runs
+        touch the gateway."""
+
+
 class Launch(NamedTuple):
     """What a run is launched with."""
 
@@ -152,22 +171,6 @@ class Machines:
     the fleet."""
 
 
-@dataclass(frozen=True, slots=True)
-class ByPrograms:
-    """Runs that have no process, because a program carries them out (`Spawn.admit`)."""
-
-    carry_out: Callable[[Live], object]
-    """Begins one."""
-    carry_on: Callable[[Live], object]
-    """Goes on with one of an earlier daemon. The core does not know it yet."""
-    below: Callable[[Any, RunId], Peer]
-    """Returns who asks for a run that is to be below such a one (`Spawn.below`), given the `Asker`.
-    Raises `RequestError`."""
-    is_caller: Callable[[Live, int | None], bool]
-    """Returns whether a socket is one of the program that carries a run out. Here such runs touch
-    the gateway."""
-
-
 @dataclass(slots=True, kw_only=True)
 class Part:
     """What a feature does in a daemon. It leaves out where it takes no part."""
@@ -197,8 +200,6 @@ class Part:
     """Leads runs to their models."""
     shared_changed: Callable[[], object] | None = None
     """What features share has changed."""
-    by_programs: ByPrograms | None = None
-    """Has runs that programs carry out."""
     launch: Callable[[Live, Launch], Launch] | None = None
     """Returns what a run is launched with, given that with the variables of the heart. Its gateway
     changes the environment after that. A part may set this or take it back while the daemon goes
@@ -275,6 +276,7 @@ class Parts:
         self._loaded: dict[str, Part] = {}
         self._of_all: set[str] = set()
         """Those whose section of the config is set: they may decide about any run."""
+        self._carrier: Carrier | None = None
         self._placer = next((name for name, each in features.items() if each.elsewhere), None)
         """Which has runs executed on other machines."""
         self._leader = next((name for name, each in features.items() if each.leads), None)
@@ -347,7 +349,7 @@ class Parts:
         if live.run.remote is not None or live.run.lease is not None:
             self._machines()
         if live.run.asked.in_program and live.run.attempt:
-            self._programs().carry_on(live)
+            self.carrier().go_on(live)
 
     def _does(self, name: str, run: decided.Parts, above: Live | None = None) -> bool:
         """Return whether a feature does something for a run or for the one above it, or decides
@@ -382,25 +384,17 @@ class Parts:
                 given = launch(live, given)
         return given
 
-    def carry_out(self, live: Live) -> None:
-        """Begin a run that has no process."""
-        self._programs().carry_out(live)
-
-    def below(self, asker: Any, run: RunId) -> Peer:
-        """Return who asks for a run below one that has no process. Raise `RequestError`."""
-        return self._programs().below(asker, run)
-
-    def is_caller(self, live: Live, inode: int | None) -> bool:
-        """Return whether a socket is one of the program that carries a run out."""
-        return self._programs().is_caller(live, inode)
-
-    def _programs(self) -> ByPrograms:
-        """Return what has runs without a process. Raise `RequestError`."""
-        name = self._deciders.get("admit")
-        programs = self._part(name).by_programs if name is not None else None
-        if programs is None:
-            raise bad_request(MISSING.format("below"))
-        return programs
+    def carrier(self) -> Carrier:
+        """Return what carries out runs that have no process. Raise `RequestError`."""
+        if self._carrier is None:
+            found = ((name, each) for name, each in self._features.items() if each.carrier)
+            name, feature = next(found, (None, None))
+            if name is None or feature is None:
+                raise bad_request(MISSING.format("below"))
+            module = import_module(f"sfad.features.{name}.{feature.carrier}")
+            carrier: Carrier = module.carrier(self._heart)
+            self._carrier = carrier
+        return self._carrier
 
     def _machines(self) -> Machines | None:
         """Return what has runs executed on other machines."""

@@ -18,5 +18,6 @@ FEATURE = Feature(
         NarrowAgent: _BY_ITS_PROGRAM,
     },
     decides={ADMIT: Admitted},
+    carrier="programs",
     part="part",
 )

@@ -25,11 +25,9 @@ class LocateAgent(Request, tag="locate_agent"):
 
 
 class AgentLocated(Reply, tag="agent_located"):
-    """`url`: upstreams are below it, each at a path of its name. Only the program itself may call
-    it."""
-
-    url: str | None
-    """`None`: the run goes without the gateway."""
+    url: str | None = None
+    """Upstreams are below it, each at a path of its name. Only the program itself may call it.
+    `None`: the run goes without the gateway."""
 
 
 class NarrowAgent(Request, tag="narrow_agent"):

@@ -1,31 +1,29 @@
 """What a daemon does of this: it decides which program carries a run out, and answers that."""
 
-import os
-from collections.abc import Callable
-from contextlib import suppress
-
 from msgspec.structs import replace
 
-from ...core.state.access import Peer, unknown_run
-from ...daemon.loop.seam import ByPrograms, Heart, Part
+from ...daemon.loop.seam import Heart, Part
 from ...daemon.server.asker import Asker
 from ...processes import kernel
-from ...protocol.errors import RequestError, bad_request, unavailable, wrong_state
+from ...protocol.errors import bad_request, unavailable, wrong_state
 from ...protocol.messages import Done
-from ...protocol.types import ErrorCode, LimitKind, RunId
-from ...runs.live import Live
+from ...protocol.texts.sanitise import clean
+from ...protocol.types import LimitKind
 from ...start.prepared import Prepared, Surroundings
 from .feature import ADMIT
 from .messages import AgentLocated, EndAgent, LocateAgent, NarrowAgent
 from .narrowing import Narrowing
-from .programs import Programs, of
+from .programs import Programs
 
+MAX_WORDS = 1000
+"""Characters of the reason of a failure."""
 _BY_PROCESS = (LimitKind.MEMORY, LimitKind.PIDS, LimitKind.CPU, LimitKind.OUTPUT)
 
 
 def part(heart: Heart) -> Part:
-    programs, narrowing = Programs(heart), Narrowing()
-    own = _owner(heart)
+    programs, narrowing = heart.parts().carrier(), Narrowing(heart.machine)
+    assert isinstance(programs, Programs)
+    own = programs.own
 
     def end(asker: Asker, request: EndAgent) -> None:
         live = heart.catalogue.live.get(request.run)
@@ -33,7 +31,10 @@ def part(heart: Heart) -> Part:
             live = own(asker, request.run)
             if not live.run.attempt:
                 raise wrong_state(f"run {request.run} has not begun: stop it")
-            programs.end(live, request.failed)
+            failed = None
+            if request.failed is not None:
+                failed = clean(request.failed[:MAX_WORDS].encode(errors="replace"))
+            programs.end(live, failed)
         asker.reply(Done(id=asker.id))
 
     async def locate(asker: Asker, request: LocateAgent) -> None:
@@ -52,38 +53,12 @@ def part(heart: Heart) -> Part:
     def narrow(asker: Asker, request: NarrowAgent) -> None:
         narrowing.ask(asker, own(asker, request.run), request.limits)
 
-    def below(asker: Asker, run: RunId) -> Peer:
-        own(asker, run)
-        return replace(asker.peer, run=run)
-
-    def is_caller(live: Live, inode: int | None) -> bool:
-        program = of(live)
-        return _has_socket(program.pid, inode) and kernel.is_alive(program.pid, program.started)
-
     return Part(
         verbs={EndAgent: end, LocateAgent: locate, NarrowAgent: narrow},
         decide=_decide,
         check=_check,
-        by_programs=ByPrograms(programs.begin, programs.go_on, below, is_caller),
         ended=lambda run: narrowing.forget(run.id),
     )
-
-
-def _owner(heart: Heart) -> Callable[[Asker, RunId], Live]:
-    def own(asker: Asker, run: RunId) -> Live:
-        """Return a live run that the process which asks carries out. Raise `RequestError`."""
-        live, sender = heart.catalogue.live.get(run), asker.connection.sender
-        if live is None:
-            raise RequestError(ErrorCode.NO_SUCH_RUN, unknown_run(run))
-        if live.parts.of(ADMIT) is not None:
-            program, process = of(live), kernel.stat(sender)
-            if process is not None and (sender, process.started) == (program.pid, program.started):
-                return live
-        raise RequestError(
-            ErrorCode.NOT_PERMITTED, f"run {run} is not an agent within process {sender}"
-        )
-
-    return own
 
 
 def _decide(p: Prepared, around: Surroundings) -> None:
@@ -120,15 +95,3 @@ def _check(p: Prepared, around: Surroundings) -> None:
             f"an agent within a program has no process of its own, so {', '.join(of_process)} "
             "cannot be limited: limit the run that its program is in, or those below it"
         )
-
-
-def _has_socket(pid: int, inode: int | None) -> bool:
-    """Return whether a process has a socket open."""
-    if inode is None:
-        return False
-    with suppress(OSError), os.scandir(f"/proc/{pid}/fd") as descriptors:
-        for descriptor in descriptors:
-            with suppress(OSError):
-                if os.readlink(descriptor.path) == f"socket:[{inode}]":
-                    return True
-    return False

@@ -14,16 +14,20 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 import trio
+from msgspec.structs import replace
 
 from ...core import events as e
+from ...core.state.access import Peer, unknown_run
 from ...core.state.run import Run
 from ...core.state.vocabulary import ReasonKind
-from ...daemon.loop.seam import Heart
-from ...processes.kernel import is_alive
-from ...processes.launcher import RunProcesses
+from ...daemon.loop.seam import Carrier, Heart
+from ...daemon.server.asker import Asker
+from ...processes import kernel
+from ...processes.launcher import LaunchRecord, RunProcesses
+from ...protocol.errors import RequestError
 from ...protocol.event_types import EventType
-from ...protocol.types import Admitted, RunId
-from ...runs.live import Live
+from ...protocol.types import Admitted, ErrorCode, RunId
+from ...runs.live import Live, bounds_of
 from .feature import ADMIT
 
 
@@ -36,7 +40,7 @@ class _Program:
     watch: trio.CancelScope = field(default_factory=trio.CancelScope)
 
 
-class Programs(RunProcesses):
+class Programs(Carrier, RunProcesses):
     def __init__(self, heart: Heart) -> None:
         self._heart = heart
         self._launcher = heart.resources.launcher
@@ -54,7 +58,8 @@ class Programs(RunProcesses):
             words = f"run {run.id} was not started: its program, process {program.pid}, has ended"
             self._heart.feed(e.LaunchFailed(now, run.id, errno.ESRCH, words))
             return
-        self._launcher.enter(run.id, run.parent.id if run.parent is not None else None, live.nonce)
+        parent = run.parent.id if run.parent is not None else None
+        self._launcher.enter(run.id, parent, LaunchRecord(live.nonce, bounds_of(run)))
         live.set_main(program.pid, program.started, ())
         self._heart.resources.spool.journal.save([live])
         self._heart.feed(e.LaunchSucceeded(now, run.id, program.pid))
@@ -82,7 +87,7 @@ class Programs(RunProcesses):
                 return False
             self._programs[_key(admitted)] = program
             self._heart.background.start_soon(self._watch, admitted, program)
-        if not is_alive(admitted.pid, admitted.started):
+        if not kernel.is_alive(admitted.pid, admitted.started):
             return False
         program.runs.add(run)
         return True
@@ -98,6 +103,29 @@ class Programs(RunProcesses):
             del self._programs[_key(admitted)]
         for run in sorted(program.runs):
             self._launcher.leave(run, _gone(admitted))
+
+    # ---- Whose it is
+
+    def own(self, asker: Asker, run: RunId) -> Live:
+        """Return a live run that the process which asks carries out. Raise `RequestError`."""
+        live, sender = self._heart.catalogue.live.get(run), asker.connection.sender
+        if live is None:
+            raise RequestError(ErrorCode.NO_SUCH_RUN, unknown_run(run))
+        process = kernel.stat(sender) if live.run.asked.in_program else None
+        if process is not None and (sender, process.started) == _key(of(live)):
+            return live
+        raise RequestError(
+            ErrorCode.NOT_PERMITTED, f"run {run} is not an agent within process {sender}"
+        )
+
+    def below(self, asker: Asker, run: RunId) -> Peer:
+        self.own(asker, run)
+        return replace(asker.peer, run=run)
+
+    def is_caller(self, live: Live, inode: int | None) -> bool:
+        program = of(live)
+        # in this order: the descriptors may be those of another process that has its pid by now
+        return _has_socket(program.pid, inode) and kernel.is_alive(program.pid, program.started)
 
     # ---- What the core wants of its processes
 
@@ -162,6 +190,10 @@ class Programs(RunProcesses):
         self._launcher.release(run_id)
 
 
+def carrier(heart: Heart) -> Programs:
+    return Programs(heart)
+
+
 def of(live: Live) -> Admitted:
     """Return what was decided about such a run."""
     found = live.parts.of(ADMIT)
@@ -175,3 +207,15 @@ def _key(admitted: Admitted) -> tuple[int, int]:
 
 def _gone(admitted: Admitted) -> str:
     return f"its program, process {admitted.pid}, ended without ending it"
+
+
+def _has_socket(pid: int, inode: int | None) -> bool:
+    """Return whether a process has a socket open."""
+    if inode is None:
+        return False
+    with suppress(OSError), os.scandir(f"/proc/{pid}/fd") as descriptors:
+        for descriptor in descriptors:
+            with suppress(OSError):
+                if os.readlink(descriptor.path) == f"socket:[{inode}]":
+                    return True
+    return False

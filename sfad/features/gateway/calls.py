@@ -392,9 +392,9 @@ class Calls(calling.Calls):
         if (forbidden_by := next((why for why in forbidden if why is not None), None)) is not None:
             self._fail(call, ErrorCode.NOT_PERMITTED, forbidden_by, at)
             return True
-        if run.last_call:
-            self._refuse(call, _NO_CALL_AFTER[run.last_call].format(run.id), at)
-            if run.last_call == "made":
+        if (last := run.latest.last_call) is not None:
+            self._refuse(call, _NO_CALL_AFTER[last].format(run.id), at)
+            if last == "made":
                 self._attempts.end_concluded(run, at)
             return True
         if _held(run):
@@ -481,7 +481,7 @@ class Calls(calling.Calls):
         output = max(
             lowest.output(lowest.doubt.usual + lowest.doubts), *(room.least for room in rooms)
         )
-        run.last_call = "under_way"
+        run.latest.last_call = "under_way"
         self._limits.concluded(run, tight.limited, tight.active, tight.needed(tight.least), at)
         most = call.event.request.max_output
         self._admit(run, call, int(min(output, most)), at, lowest, last=True)

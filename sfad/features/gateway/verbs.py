@@ -139,10 +139,10 @@ def find_caller(gateways: Gateways, asker: Asker, request: FindCaller) -> None:
             ),
         )
         return
-    in_program = live is not None and live.run.asked.in_program
-    if live is not None and in_program and not runtime.parts.is_caller(live, request.inode):
+    within = live if live is not None and live.run.asked.in_program else None
+    if within is not None and not runtime.parts.carrier().is_caller(within, request.inode):
         message = (
-            f"only process {live.run.pid} may call the address of run {live.run.id}, "
+            f"only process {within.run.pid} may call the address of run {within.run.id}, "
             "which is an agent within it"
         )
         asker.fail(ErrorCode.NOT_PERMITTED, message)

@@ -14,17 +14,21 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 import trio
+from msgspec.structs import replace
 
 from sfactl import Agent, AgentStopped, Daemon, Refused, RequestFailed, SfadError, TrioDaemon
+from sfactl.api import asking
 from sfactl.api.agents import end
 from sfactl.api.options import spawn_of
-from sfad.protocol.types import RunInfo, Status
+from sfad.processes import kernel
+from sfad.processes.contain.cgroup import cgroupfs
+from sfad.protocol.types import LimitKind, RunInfo, Status
 from tests import harness
 from tests.conftest import Start
 from tests.e2e.provider import Provider, providing
@@ -50,10 +54,15 @@ def provider() -> Iterator[Provider]:
 
 
 @pytest.fixture
-def gated(share: Start, provider: Provider) -> Iterator[Daemon]:
-    """A daemon whose gateway leads to the provider."""
+def place(share: Start, provider: Provider) -> str:
+    """The socket of a daemon whose gateway leads to the provider."""
     provider.forget()
-    with Daemon(str(share(config=config(provider)).socket)) as daemon:
+    return str(share(config=config(provider)).socket)
+
+
+@pytest.fixture
+def gated(place: str) -> Iterator[Daemon]:
+    with Daemon(place) as daemon:
         yield daemon
 
 
@@ -76,6 +85,12 @@ def call(url: str, *, output: int = 100, padding: int = 0) -> tuple[int, str]:
         connection.close()
 
 
+def _pids_max(pid: int, *, above: int) -> str:
+    """Return the bound of processes of a cgroup above that of a process."""
+    path = Path(cgroupfs.directory_of(kernel.cgroup(pid) or "") or "/nonexistent")
+    return (path.parents[above - 1] / "pids.max").read_text()
+
+
 def test_it_is_a_run_as_any_other(real: harness.Daemon, daemon: Daemon) -> None:
     with daemon.admit(
         "reviewer", limits={"cost": 0.5, "turns": 20}, labels={"job": "x"}, type="qa"
@@ -85,6 +100,9 @@ def test_it_is_a_run_as_any_other(real: harness.Daemon, daemon: Daemon) -> None:
         assert (run.type, run.labels, run.chain) == ("qa", {"job": "x"}, ["reviewer"])
         with agent.admit("helper") as below:
             process = below.spawn(["sleep", "1000"], name="grandchild")
+            pids = next(each for each in agent.info().limits if each.kind is LimitKind.PIDS)
+            if pids.enforced_by == "kernel":
+                assert _pids_max(process.info().pid or 0, above=2) == "1024\n"
             assert process.info().chain == ["reviewer", "helper", "grandchild"]
             tree = real.sfactl("tree").stdout
             assert tree.index("reviewer") < tree.index("helper") < tree.index("grandchild")
@@ -165,6 +183,8 @@ def test_what_does_not_end_within_the_grace_is_left_running(daemon: Daemon) -> N
 def test_the_handle_narrows_and_cannot_raise(gated: Daemon, provider: Provider) -> None:
     with gated.admit("steps", limits={"cost": 0.5, "turns": 20}) as agent:
         url = agent.base_url()
+        with pytest.raises(RequestFailed, match="outside its range"), agent.limit(cost=0.001):
+            pass
         assert call(url, output=1000)[0] == 200
         with agent.limit(cost=0.05) as step:
             codes = [call(url, output=1000)[0] for _ in range(6)]
@@ -176,6 +196,13 @@ def test_the_handle_narrows_and_cannot_raise(gated: Daemon, provider: Provider) 
             pass
         with pytest.raises(RequestFailed, match="cannot be narrowed"), agent.limit(tokens=5):
             pass
+        cost = {each.kind: each for each in agent.info().limits}[LimitKind.COST]
+        assert (cost.threshold, cost.action) == (0.5, "terminate")
+        assert cost.source.startswith("spawn() cost by user")
+        with agent.limit(cost=0.05):
+            pass
+        again = {each.kind: each for each in agent.info().limits}[LimitKind.COST]
+        assert again.source == cost.source
         assert not {"approve", "resume", "deny", "stop"} & set(dir(agent))
     assert agent.outcome is not None
     assert agent.outcome.ok
@@ -254,12 +281,11 @@ def test_another_process_may_not_end_it_or_start_below_it(
     real: harness.Daemon, daemon: Daemon
 ) -> None:
     with program(real) as (process, agent, _, _):
-        for request in (
-            lambda: daemon._spawned(spawn_of(["true"], None, {}), agent),
-            lambda: daemon.ask(end(agent, None)),
-        ):
+        below = replace(spawn_of(["true"], None, {}), below=agent)
+        calls: list[asking.Call[Any]] = [asking.spawn(below), end(agent, None)]
+        for asked in calls:
             with pytest.raises(RequestFailed) as raised:
-                request()
+                daemon.ask(asked)
             assert raised.value.kind == "not_permitted"
         process.communicate(b"\n", PATIENCE)
     assert daemon.run(agent).wait(PATIENCE).ok
@@ -367,19 +393,22 @@ def test_a_daemon_that_restarts_keeps_it(share: Start, way: str, provider: Provi
     with Daemon(str(real.socket)) as daemon, daemon.admit("kept", timeout="1h") as agent:
         url = agent.base_url()
         below = agent.spawn(["sleep", "1000"])
+        narrowed = agent.limit(cost=0.5)
+        narrowed.__enter__()
         assert call(url)[0] == 200
         if way == "kill":
             real.kill()
             real.restart()
         else:
-            os.kill(real.pid, signal.SIGUSR2)
-            reexecuted = partial(daemon.events, types=["daemon_reexecuted"])
-            wait_until(lambda: list(reexecuted()), "it is another")
+            real.reexecute()
         assert agent.info().status is Status.RUNNING
         assert below.info().status is Status.RUNNING
         wait_until(lambda: call(url)[0] == 200, "its address serves")
         with agent.admit("helper"):
             pass
+        narrowed.__exit__(None, None, None)
+        cost = {each.kind: each for each in agent.info().limits}[LimitKind.COST]
+        assert (cost.threshold, cost.action) == (1, "terminate")
         assert agent.stopped is None
         stopping = threading.Thread(target=daemon.stop, args=(agent.id,))
         stopping.start()
@@ -419,9 +448,8 @@ def test_an_agent_within_a_run_is_its_child(real: harness.Daemon, daemon: Daemon
 # ---- trio
 
 
-async def test_trio_cancels_the_block(gated: Daemon, provider: Provider) -> None:
+async def test_trio_cancels_the_block(place: str, provider: Provider) -> None:
     """Of two agents one hits its limit, and the other finishes."""
-    place = gated._socket
     ended: dict[str, RunInfo] = {}
 
     async def work(daemon: TrioDaemon, name: str, cost: float) -> None:
@@ -446,9 +474,9 @@ async def test_trio_cancels_the_block(gated: Daemon, provider: Provider) -> None
     assert sum(spent) == pytest.approx(provider.usd)
 
 
-async def test_trio_narrows_a_block_and_raises_what_the_block_raises(gated: Daemon) -> None:
+async def test_trio_narrows_a_block_and_raises_what_the_block_raises(place: str) -> None:
     with trio.fail_after(2 * PATIENCE):
-        async with TrioDaemon(gated._socket) as daemon:
+        async with TrioDaemon(place) as daemon:
             async with daemon.admit("steps", limits={"cost": 1}) as agent:
                 url = await agent.base_url()
                 async with agent.limit(cost=0.01) as step:

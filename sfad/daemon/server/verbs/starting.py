@@ -156,7 +156,7 @@ def _around(asker: Asker, request: Spawn, session: SessionAsked | None) -> Surro
     if request.continues is not None:
         earlier, request, peer = _continued(asker, request, session)
     if request.below is not None:
-        peer = runtime.parts.below(asker, request.below)
+        peer = runtime.parts.carrier().below(asker, request.below)
     return runtime.starting.around(
         _with_awaited(asker, request) if request.after else request,
         peer,

@@ -547,6 +547,10 @@ class CgroupContainment(RunContainment):
     def _open(self, run: LaunchedRun, group: RunCgroup) -> Door:
         if group.bounds != run.bounds:
             self.limits.limit(run)
+        above = run.parent
+        while above is not None and above.in_program:
+            self.limits.limit(above)  # its cgroup was made for this one: nothing is executed in it
+            above = above.parent
         if group.halted:  # the attempt before ended in its stop's freeze
             thaw_all(group)
         attach = not self._begins or self._attaches(run)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from sfad.protocol.types import ErrorCode, LimitRefusal, Reason, Refusal, RunId, RunInfo
 
-from ..connecting.connection import ConnectionLost, DaemonError, Unreachable
-from ..exits import Quit, UsageError
+from .connecting.connection import ConnectionLost, DaemonError, Unreachable
+from .exits import Quit, UsageError
 
 
 class SfadError(Exception):
