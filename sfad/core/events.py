@@ -433,6 +433,8 @@ class MainExited(OfRun, frozen=True):
     last_line: str | None = None
     """The last line that the attempt wrote on stderr, fit to be shown, if it failed by its exit
     code."""
+    last_lines: tuple[str, ...] = ()
+    """Of a stage that has failed: the last lines of its output, fit to be shown."""
 
 
 class Emptied(OfRun, frozen=True):
@@ -450,6 +452,10 @@ class Surveyed(OfRun, frozen=True):
 
 class TimerFired(OfRun, frozen=True):
     timer: Timer
+    last_lines: tuple[str, ...] = ()
+    """As in `MainExited`, of a stage that may take too long."""
+    unix_time: float = 0.0
+    """Now, of the timer `at`."""
 
 
 class DrainRequested(At, frozen=True):

@@ -68,6 +68,7 @@ def asked_of(
         placing=order.placing,
         grant=order.grant,
         prints_in=None if printed_as_text and program is not None else prints_in,
+        stages=p.stages,
     )
     return asked, program
 

@@ -2,6 +2,7 @@
 used."""
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import trio
@@ -57,6 +58,8 @@ class LauncherEvents:
     commands: ContainedCommands
     bypass_watch: ConnectionWatch
     server_watch: ServerWatch
+    last_lines: Callable[[Run], tuple[str, ...]]
+    """Returns what the stage of a run has said last."""
     _pending: dict[RunId, _PendingTree] = field(default_factory=dict)
     """By root."""
     _settled: trio.lowlevel.ParkingLot = field(default_factory=trio.lowlevel.ParkingLot)
@@ -175,11 +178,18 @@ class LauncherEvents:
 
     def _feed_now(self, event: End | e.TimerFired) -> None:
         run = self.tree.get(event.run)
-        if run is not None and not isinstance(event, e.TimerFired):
+        if isinstance(event, e.TimerFired):
+            if event.timer is Timer.AT:
+                event = replace(event, unix_time=wall_clock().timestamp())
+            elif run is not None and run.latest.stage_until is not None:
+                event = replace(event, last_lines=self.last_lines(run))
+        elif run is not None:
             self.metering.catch_up(run, event.signal if isinstance(event, e.MainExited) else None)
             if isinstance(event, e.MainExited):
                 self.pidfds.forget(run)
-                if event.code:
+                if run.latest.stage:
+                    event = replace(event, last_lines=self.last_lines(run))
+                elif event.code:
                     event = replace(event, last_line=self.metering.last_line(run.id))
         self.feed(event)
 

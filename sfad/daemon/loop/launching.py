@@ -76,7 +76,10 @@ class Launching:
                 return
             try:
                 spec = self._spec(live, opened)
-                self.metering.begin_attempt(live, opened)
+                if not run.latest.stage:
+                    self.metering.begin_attempt(live, opened)
+                elif run.latest.exit is None:  # it comes before the command
+                    self.metering.begin_attempt(live)
             except OSError as error:
                 why = f"its output could not be opened: {error}"
                 why += no_inodes(self.resources.output.directory)
@@ -96,7 +99,8 @@ class Launching:
                 return
             parent = run.parent.id if run.parent is not None else None
             self.resources.launcher.launch(run.id, parent, spec, partial(self._save_main, live))
-            if live.stdin is not None and run.attempt >= run.asked.retries.attempts:
+            last = run.attempt >= run.asked.retries.attempts and not run.latest.stage
+            if live.stdin is not None and last:
                 live.stdin.leave_to_run()
             crash_point("launched")
             self.expect(run)
@@ -126,13 +130,23 @@ class Launching:
 
     def _spec(self, live: Live, opened: list[int]) -> LaunchSpec:
         run = live.run
-        stdin, stdout, stderr = self._stdio(live, opened)
+        stage = run.latest.stage
+        stdin, stdout, stderr = (
+            self._stdio(live, opened) if not stage else self._stdio_of_stage(live, opened)
+        )
         left = [r.allowed_time - r.clock.elapsed(trio.current_time()) for r in run.lineage]
         deadline = wall_clock().timestamp() + min(left)
         terminal = live.output.stdio == "inherit" and stdin is not None and _is_terminal(stdin)
         env = run_environment(live, socket=self.resources.socket, deadline=deadline)
         given = self.parts.launch(live, Launch(env, terminal))
         argv, env = self._argv(live), given.env
+        if stage:
+            if given.argv is None:
+                raise OSError(errno.ENOTSUP, "this sfad has no feature that executes it")
+            argv = given.argv
+            if given.output is not None:
+                opened.append(given.output)
+                stdout = stderr = given.output
         if (token := self.gateways.token(run.id)) is not None:
             argv, env = with_token(argv, token), with_token(env, token)
         return LaunchSpec(
@@ -156,7 +170,17 @@ class Launching:
         run = live.run
         session = run.agent_session if run.latest.resumes else None
         terminal = live.output.stdio == "inherit"
-        return argv_of(live.command, run.attempt, session, terminal=terminal)
+        return argv_of(live.command, run.attempt, session, terminal=terminal, told=run.latest.told)
+
+    def _stdio_of_stage(self, live: Live, opened: list[int]) -> tuple[int | None, None, None]:
+        """Return the terminal in which the run was started, where there is one: Ctrl-C has to reach
+        what is executed. What it prints goes where the feature says."""
+        if live.output.stdio == "inherit":
+            at_terminal = bool(live.descriptors) and _is_terminal(live.descriptors[0])
+            return live.descriptors[0] if at_terminal else None, None, None
+        if live.run.latest.exit is None:
+            self._stdio(live, opened)  # of its command, which follows: readers may be there
+        return None, None, None
 
     def _stdio(self, live: Live, opened: list[int]) -> tuple[int | None, int | None, int | None]:
         if live.output.stdio == "inherit":

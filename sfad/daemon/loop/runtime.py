@@ -347,6 +347,7 @@ class Runtime:
         self.launcher_events = LauncherEvents(
             self.machine.tree, self.timers, self.metering, self.pidfds, self.background, self.feed,
             self.commands, self.bypass_watch, self.server_watch,
+            lambda run: self.parts.last_lines(run),
         )  # fmt: skip
         self.run_feed = RunFeed(self.catalogue, self.launcher, self.timers)
         self.saver = Saver(

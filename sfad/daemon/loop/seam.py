@@ -115,6 +115,10 @@ class Launch(NamedTuple):
     """See `LaunchSpec.first_step`."""
     cwd: bytes | None = None
     """Where that starts; `None` is the working directory of the command."""
+    argv: list[bytes] | None = None
+    """What is executed in place of its command, if that is a stage (`core.state.request.Stage`)."""
+    output: int | None = None
+    """A descriptor for all that a stage prints, which is closed for it; `None` is /dev/null."""
 
 
 Answer = Callable[[Any, Any], Any]
@@ -159,6 +163,9 @@ class Part:
     """Returns what a run is launched with, given that with the variables of the heart. Its gateway
     changes the environment after that. A part may set this or take it back while the daemon goes
     on. Raises `OSError`."""
+    last_lines: Callable[[Live], tuple[str, ...]] | None = None
+    """Returns what a stage of the feature, which has just ended or takes too long, has said
+    last."""
     launch_routed: Callable[[Live, Launch], Launch] | None = None
     """The same, for runs that use the gateway and whose tree has agent programs in its PATH. It is
     asked if there is no `launch`. Here shims touch the gateway: it routes what a shim starts, so
@@ -330,6 +337,18 @@ class Parts:
             if launch is not None and self._does(name, live.parts):
                 given = launch(live, given)
         return given
+
+    def last_lines(self, run: Run) -> tuple[str, ...]:
+        """Return what the stage of a run has said last."""
+        live = self._heart.catalogue.live[run.id]
+        return next(
+            (
+                part.last_lines(live)
+                for name, part in self._loaded.items()
+                if part.last_lines is not None and self._does(name, live.parts)
+            ),
+            (),
+        )
 
     def _placing(self) -> Part | None:
         """Return the part of the feature that has runs executed on other machines."""

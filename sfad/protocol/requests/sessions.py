@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..types import Action, Claim, Limit, RunId, Worktree
+from ..types import Action, Checks, Claim, Limit, RunId, Worktree
 from .base import Reply, Request
 
 
@@ -40,6 +40,8 @@ class StartSession(Request, tag="start_session"):
     key: str | None = None
     """As in `Spawn`."""
     worktree: Worktree | None = None
+    """As in `Spawn`."""
+    check: Checks | None = None
     """As in `Spawn`."""
     continues: RunId | None = None
     """The ended session that is continued with the task. Its agent and its other fields count."""

@@ -10,6 +10,7 @@ from ..types import (
     Action,
     After,
     Bound,
+    Checks,
     Claim,
     Grant,
     Isolation,
@@ -173,6 +174,12 @@ class Spawn(Request, tag="spawn", frozen=True):  # type: ignore[misc]  # others 
     worktree: Worktree | None = None
     """Have the run work in a git worktree of its own. `None`: as its registered agent does, else in
     its working directory."""
+    check: Checks | None = None
+    """Complete the run only if these commands succeed after it (docs/checks.md). `None`: those of
+    its registered agent, else of its profile."""
+    setup: str | None = None
+    """A command for `sh -c`, executed in the new worktree of the run before its own. `None`: that
+    of its registered agent; empty: none."""
     placing: Placing | None = None
     """Execute it on a node of the fleet that has room for it."""
     ship: Ship | None = None
@@ -190,7 +197,7 @@ class Spawn(Request, tag="spawn", frozen=True):  # type: ignore[misc]  # others 
     counts instead of that of the ended run."""
 
 
-OF_FEATURES = ("on_end", "isolation", "worktree", "ship")
+OF_FEATURES = ("on_end", "isolation", "worktree", "ship", "check", "setup")
 """Fields of `Spawn` that a feature carries out. A daemon without it refuses them."""
 
 
