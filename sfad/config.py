@@ -341,7 +341,13 @@ def _both(hearts: Any, own: Any) -> Any:
         name, entry = get_args(hearts)
         return dict[name, _both(entry, get_args(own)[1])]  # type: ignore[misc, valid-type]
     fields = msgspec.structs.fields(own)
-    return _with(hearts, [(each.name, each.type, each.default) for each in fields])
+    return _with(hearts, [(each.name, each.type, _default(each)) for each in fields])
+
+
+def _default(field: Any) -> Any:
+    if field.default is not msgspec.NODEFAULT:
+        return field.default
+    return msgspec.field(default_factory=field.default_factory)
 
 
 Whole = _with(Configuration, _sections())

@@ -35,6 +35,7 @@ PATH = {"unit": "path"}
 TEXT = {"unit": "text"}
 COMMAND = {"unit": "command"}
 LIMITS = {"unit": "limits"}
+SHELL = {"unit": "shell"}
 URL = {"unit": "url"}
 NAMES = {"unit": "names"}
 PATTERNS = {"unit": "patterns"}
@@ -99,6 +100,7 @@ _WORDS = {
         "password (use key_file)"
     ),
     "command": "a list of texts: the program and its arguments, one text each",
+    "shell": 'a list of at most 16 commands for a shell, such as ["make test"]',
     "limits": 'a list of limits as --limit takes them, such as "turns=50" or "cost=2.50:warn"',
 }
 
@@ -168,8 +170,10 @@ def converted(kind: Any, value: Any) -> Any:
             destination(each)
     if unit == "listen":
         listen_address(result)
-    if (unit == "url" and not is_base_url(value)) or (
-        unit in ("patterns", "events") and "" in value
+    if (
+        (unit == "url" and not is_base_url(value))
+        or (unit in ("patterns", "events") and "" in value)
+        or (unit == "shell" and not all(map(str.strip, result)))
     ):
         raise ValueError
     if isinstance(result, float) and not math.isfinite(result):

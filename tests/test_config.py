@@ -324,7 +324,7 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
             "[agents.a]\ncomand = ['x']",
             (
                 "agents.a.comand: unknown key; known here: "
-                "command, description, kind, limits, meter, resume, stdin"
+                "check, command, description, kind, limits, meter, resume, setup, stdin"
             ),
         ),
         (

@@ -16,6 +16,7 @@ NAMES = (
     "shims",  # stand-ins for agent programs, which start them as child runs
     "isolation",  # sandboxes
     "worktrees",  # of git, which sandboxes show
+    "checks",  # commands that have to succeed before a run is completed; what prepares a worktree
     "fleet",  # runs on other machines, and files that are sent with them
 )
 """Their folders."""
