@@ -9,7 +9,7 @@ from ...core.state.access import Access
 from ...core.state.policy import DURATION
 from ...feature import Feature, Section
 from ...protocol.types import Checks
-from .messages import CheckOutput
+from .messages import CheckOutput, ReadCheck
 
 CHECK, SETUP = "check", "setup"
 """What it decides about a run."""
@@ -44,9 +44,11 @@ class DefaultChecks(Struct, frozen=True, kw_only=True):
     """By types of runs, and `coding-agent`."""
 
 
+_AS_LOGS = Access(narrowed_by="logs", said="'logs'")
+
 FEATURE = Feature(
     sections=(Section("agents", AgentsChecks), Section("defaults", DefaultChecks)),
-    verbs={CheckOutput: Access(narrowed_by="logs", said="'logs'")},
+    verbs={CheckOutput: _AS_LOGS, ReadCheck: _AS_LOGS},
     decides={CHECK: Checks, SETUP: str},
     variables=("SFA_CHECK",),
     beside=f"/{DIRECTORY}",

@@ -1,4 +1,4 @@
-"""The request of `sfactl logs --check`."""
+"""The requests of `sfactl logs --check`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from ...protocol.types import RunId
 
 
 class CheckOutput(Request, tag="check_output"):
-    """Open what the checks of a run, and its setup, have printed. It needs the permission for
-    `logs`. Answered by `CheckFiles`; `wrong_state` if it has none, or nothing is kept."""
+    """List what the checks of a run, and its setup, have printed. It needs the permission for
+    `logs`. Answered by `CheckFiles`; `wrong_state` if there is nothing, or it is not kept."""
 
     repeats = 1
 
@@ -28,9 +28,20 @@ class CheckFile(Struct, frozen=True, kw_only=True):
 
 
 class CheckFiles(Reply, tag="check_files"):
-    """The descriptors are those of `files`, in their order."""
-
     run: RunId
     files: list[CheckFile] = []
-    """The oldest first; at most the newest 64."""
-    descriptors: int = 0
+    """The oldest first."""
+
+
+class ReadCheck(Request, tag="read_check"):
+    """Read a piece of that. It needs the permission for `logs`. Answered by `OutputPart`, which is
+    empty at the end."""
+
+    repeats = 1
+
+    run: str
+    attempt: int
+    number: int
+    """As in `CheckFile`."""
+    offset: int = 0
+    """From here on; below 0: so many bytes before the end."""

@@ -12,16 +12,17 @@ from ...core.state.run import Run
 from ...daemon.loop.seam import Heart, Launch, Part
 from ...daemon.server.asker import Asker
 from ...host.tasks import in_thread
-from ...protocol.errors import unavailable, wrong_state
+from ...protocol.errors import RequestError, bad_request, unavailable, wrong_state
+from ...protocol.requests.following import OutputPart
 from ...protocol.types import LimitKind, RunId, RunInfo
 from ...runs.live import Live
 from .deciding import Deciding
 from .feature import DIRECTORY
-from .messages import CheckFile, CheckFiles, CheckOutput
+from .messages import CheckFile, CheckFiles, CheckOutput, ReadCheck
 from .printed import Key, Printed
 
-MOST_FILES = 64
-"""Files that one request opens."""
+MOST_NUMBER = 1000
+"""Above all numbers of attempts and checks."""
 LOOK_EVERY = 1.0
 """Seconds between two looks at how much a command has printed, while one is executed."""
 MOST_PRINTED = 64 << 20
@@ -102,39 +103,45 @@ class Checking:
                 self._sizes[run] = size
                 live.hear(trio.current_time())
 
-    def answer(self, asker: Asker, request: CheckOutput) -> None:
-        """Open what the commands of a run have printed."""
-        run = asker.find(request.run)
-        info = self._heart.catalogue.info(run)
-        assert info is not None
-        asker.reply(*self._opened(asker, info))
-
-    def _opened(self, asker: Asker, info: RunInfo) -> tuple[CheckFiles, list[int]]:
+    def list_(self, asker: Asker, request: CheckOutput) -> None:
+        """List what the commands of a run have printed."""
+        info = self._found(asker, request.run)
         try:
-            keys = self._printed.keys(info.id)[-MOST_FILES:]
+            keys = self._printed.keys(info.id)
         except OSError as error:
-            raise unavailable(f"the output of its checks cannot be read: {error}") from None
+            raise _unreadable(error) from None
         if not keys:
             raise wrong_state(
                 f"run {info.id} has no output of checks: none was executed, or it is not kept"
             )
-        count = len(keys)
-        bounds = asker.services.bounds
-        refusal = bounds.refusal(asker.connection.groups, uncounted=count, unopened=count)
-        if refusal is not None:
-            raise unavailable(refusal)
         commands = {at: each.command for at, each in enumerate(info.checks, 1)}
-        files, descriptors = list[CheckFile](), list[int]()
-        for attempt, number in keys:
-            try:
-                descriptors.append(self._printed.open(info.id, (attempt, number)))
-            except OSError:
-                continue  # another process has removed it
-            files.append(
-                CheckFile(attempt=attempt, number=number, command=commands.get(number, ""))
-            )
-        reply = CheckFiles(id=asker.id, run=info.id, files=files, descriptors=len(descriptors))
-        return reply, descriptors
+        files = [
+            CheckFile(attempt=attempt, number=number, command=commands.get(number, ""))
+            for attempt, number in keys
+        ]
+        asker.reply(CheckFiles(id=asker.id, run=info.id, files=files))
+
+    def read(self, asker: Asker, request: ReadCheck) -> None:
+        """Return a piece of what a command has printed."""
+        info = self._found(asker, request.run)
+        key = request.attempt, request.number
+        if not 0 <= min(key) <= max(key) < MOST_NUMBER:
+            raise bad_request(f"there is no check {request.number} of attempt {request.attempt}")
+        try:
+            offset, data = self._printed.piece(info.id, key, request.offset)
+        except (OSError, OverflowError) as error:
+            raise _unreadable(error) from None
+        ended = info.status.terminal
+        asker.reply(OutputPart(id=asker.id, data=data, offset=offset, ended=ended))
+
+    def _found(self, asker: Asker, run: str) -> RunInfo:
+        info = self._heart.catalogue.info(asker.find(run))
+        assert info is not None
+        return info
+
+
+def _unreadable(error: Exception) -> RequestError:
+    return unavailable(f"the output of its checks cannot be read: {error}")
 
 
 def _key(run: Run) -> Key:
@@ -146,7 +153,7 @@ def _key(run: Run) -> Key:
 def part(heart: Heart) -> Part:
     deciding, checking = Deciding(heart), Checking(heart)
     return Part(
-        verbs={CheckOutput: checking.answer},
+        verbs={CheckOutput: checking.list_, ReadCheck: checking.read},
         reconfigure=deciding.reconfigure,
         decide=deciding.decide,
         begin=checking.begin,

@@ -17,6 +17,8 @@ from ...storage.output import holes
 
 LINES, MOST_IN_LINE = 40, 400
 """Lines that are told of a command which has failed, and characters of one."""
+_PIECE = 128 << 10
+"""Bytes that are read at once."""
 _READ = 64 << 10
 """Bytes in which they are looked for."""
 _OPEN = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
@@ -52,6 +54,20 @@ class Printed:
     def open(self, run: RunId, key: Key) -> int:
         """Return a descriptor for reading, the caller's to close. Raises `OSError`."""
         return _regular(os.open(self._path(run, key), os.O_RDONLY | _OPEN))
+
+    def piece(self, run: RunId, key: Key, offset: int) -> tuple[int, bytes]:
+        """Return what a command has printed from `offset` on, or from so many bytes before the end
+        if that is negative, and where it begins: later, if the bytes before it were freed. It is
+        empty at the end. Raises `OSError`."""
+        descriptor = self.open(run, key)
+        try:
+            size = os.fstat(descriptor).st_size
+            start = offset if offset >= 0 else max(0, size + offset)
+            buffer = memoryview(bytearray(max(0, min(_PIECE, size - start))))
+            at, part = holes.read_into(descriptor, buffer, start)
+            return at, bytes(part)
+        finally:
+            os.close(descriptor)
 
     def keys(self, run: RunId) -> list[Key]:
         """Return what there is of a run, the oldest first. Raises `OSError`."""

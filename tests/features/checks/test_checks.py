@@ -119,6 +119,17 @@ def listed(daemon: Daemon) -> list[RunInfo]:
         return client.call(m.List(id=client.next_id()), m.RunList).runs
 
 
+def test_what_many_checks_have_printed_is_shown_in_order(daemon: Daemon) -> None:
+    check = checked("echo one", "echo $SFA_ATTEMPT; false")
+    with daemon.client() as client:
+        run = started(client, ["true"], check=check, attempts=6, retry_delay=0.0)
+        assert ended(client, run.id).attempts == 6
+    printed = daemon.sfactl("logs", "--check", run.id).stdout.splitlines()
+    assert [line for line in printed if not line.startswith("── ")] == [
+        word for attempt in range(1, 7) for word in ("one", str(attempt))
+    ]
+
+
 def test_a_typo_starts_no_attempt(daemon: Daemon) -> None:
     with daemon.client() as client:
         run = ended(client, started(client, ["true"], check=checked("mak test"), attempts=3).id)

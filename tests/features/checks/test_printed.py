@@ -45,6 +45,17 @@ def test_what_another_process_puts_there_is_neither_followed_nor_read(tmp_path: 
     assert printed.last_lines("a1", KEY) == ()
 
 
+def test_it_is_read_in_pieces(tmp_path: Path) -> None:
+    printed = Printed(tmp_path / "checks")
+    written(printed, bytes(range(256)) * 1024)
+    at, part = printed.piece("a1", KEY, 0)
+    assert (at, len(part)) == (0, 128 << 10)
+    assert printed.piece("a1", KEY, 128 << 10) == (128 << 10, part)
+    assert printed.piece("a1", KEY, -2) == ((256 << 10) - 2, b"\xfe\xff")
+    assert printed.piece("a1", KEY, 256 << 10)[1] == b""
+    assert printed.piece("a1", KEY, -(1 << 40))[0] == 0
+
+
 def test_the_oldest_bytes_are_freed(tmp_path: Path) -> None:
     printed = Printed(tmp_path / "checks")
     written(printed, b"\n".join(b"%d" % number for number in range(200_000)))
