@@ -20,6 +20,7 @@ class ExitCode:
     TIMEOUT = 3
     LIMIT = 4
     SURVIVORS = 5
+    CHECK = 6
     NO_RUN = 66
     UNREACHABLE = 69
     LOST = 70
@@ -39,6 +40,7 @@ MEANINGS = {
     ExitCode.TIMEOUT: "the run timed out",
     ExitCode.LIMIT: "the run was ended by another limit",
     ExitCode.SURVIVORS: "stop: something survived",
+    ExitCode.CHECK: "a check of the run failed, or its setup",
     ExitCode.NO_RUN: "no such run",
     ExitCode.UNREACHABLE: "the daemon cannot be reached",
     ExitCode.LOST: "the run was lost",
@@ -153,6 +155,8 @@ def _of_failed(run: RunInfo) -> int:
     why = run.reason.kind if run.reason else "exit"
     if why == "limit":
         return ExitCode.LIMIT
+    if why in ("check", "setup"):
+        return ExitCode.CHECK
     if why in ("output", "ledger"):
         return ExitCode.UNAVAILABLE
     if why == "launch":

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
+from sfad.protocol.checks import checked
 from sfad.protocol.encoding import to_json
 from sfad.protocol.holds import HOLDS, UNKNOWN
 from sfad.protocol.known import METERED_PROGRAMS
@@ -267,6 +268,10 @@ def outcome(run: RunInfo) -> str:
         return f"{run.status.value} (limit {plain(run.reason.limit_kind)})"
     if run.stopped:
         return "stopped (by a signal)"
+    if run.activity is not None:
+        return f"{run.status.value} ({plain(run.activity)})"
+    if run.reason is not None and run.reason.kind in ("check", "setup"):
+        return f"{run.status.value} ({run.reason.kind})"
     if run.api_trouble is not None:
         return f"{run.status.value} (API {run.api_trouble.status or 'failing'})"
     if run.api_silence is not None:
@@ -355,10 +360,11 @@ def failure(run: RunInfo, *, own: bool = True) -> str | None:
 
 
 def why_ended(run: RunInfo) -> str:
-    """Return why a run is as it is, and which children its end has stopped; empty if there is
-    nothing to tell."""
-    told = (run.reason, run.stopped_children)
-    return plain("; ".join(each.message for each in told if each is not None))
+    """Return why a run is as it is, what it was checked with, and which children its end has
+    stopped; empty if there is nothing to tell."""
+    done = run.status is Status.COMPLETED
+    told = [each.message for each in (run.reason, run.stopped_children) if each is not None]
+    return plain("; ".join(filter(None, (checked(run.checks) if done else "", *told))))
 
 
 def offer(run: RunInfo) -> str | None:

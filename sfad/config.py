@@ -242,8 +242,8 @@ def _both(hearts: Any, own: Any) -> Any:
     return _with(hearts, [(each.name, each.type, _default(each)) for each in fields])
 
 
-def _default(field: msgspec.structs.FieldInfo) -> Any:
-    if field.default_factory is msgspec.NODEFAULT:
+def _default(field: Any) -> Any:
+    if field.default is not msgspec.NODEFAULT:
         return field.default
     return msgspec.field(default_factory=field.default_factory)
 

@@ -41,6 +41,7 @@ PATH = {"unit": "path"}
 TEXT = {"unit": "text"}
 COMMAND = {"unit": "command"}
 LIMITS = {"unit": "limits"}
+SHELL = {"unit": "shell"}
 URL = {"unit": "url"}
 VARIABLE = {"unit": "variable"}
 AGENT = {"unit": "agent"}
@@ -87,6 +88,7 @@ _WORDS = {
         "password (use key_file)"
     ),
     "command": "a list of texts: the program and its arguments, one text each",
+    "shell": 'a list of at most 16 commands for a shell, such as ["make test"]',
     "limits": 'a list of limits as --limit takes them, such as "turns=50" or "cost=2.50:warn"',
 }
 
@@ -127,7 +129,9 @@ def converted(kind: Any, value: Any) -> Any:
     result = msgspec.convert(value, kind)
     if (form := _form(kind)) is not None:
         form.check(result)
-    if unit == "url" and not is_base_url(value):
+    if (unit == "url" and not is_base_url(value)) or (
+        unit == "shell" and not all(map(str.strip, result))
+    ):
         raise ValueError
     if isinstance(result, float) and not math.isfinite(result):
         raise ValueError

@@ -160,6 +160,7 @@ def test_the_core_is_pure() -> None:
 def test_the_core_needs_no_transport() -> None:
     for path in modules("sfad/core"):
         names = [
+            "checks",
             "event_types",
             "types",
             "kinds",

@@ -24,7 +24,8 @@ from . import spawn
 _OF_SPAWN = frozenset({
     "socket", "json", "wait", "keep", "text", "raw", "quiet", "verbose", "timeout", "on_limit",
     "limits", "attempts", "resume", "retry_delay", "grace", "env", "label", "detach", "no_queue",
-    "priority", "after", "group", "on_end", "status_file", "gateway", "no_gateway",
+    "priority", "after", "at", "group", "on_end", "status_file", "gateway", "no_gateway", "check",
+    "check_timeout", "no_check",
 })  # fmt: skip
 """Options of `spawn` that change what the new run has."""
 

@@ -2,6 +2,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Annotated, Any
 
+from sfad.protocol.checks import in_words
 from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.listing import Info
 from sfad.protocol.requests.records import EventPage, Events
@@ -115,6 +116,10 @@ def _show(client: Client, name: str, timeline: bool, json: bool) -> None:
         )
 
 
+LINES = 10
+"""Lines that are shown of a check that has failed; --json has 40."""
+
+
 def facts(run: RunInfo, line: Line | None = None) -> Iterator[tuple[str, str]]:
     """Yield what is known of a run. `line`: the runs that continue each other, this one among
     them."""
@@ -126,6 +131,11 @@ def facts(run: RunInfo, line: Line | None = None) -> Iterator[tuple[str, str]]:
     yield "status", output.outcome(run)
     if run.reason and not run.holds:
         yield "reason", output.plain(run.reason.message)
+    for check in run.checks:
+        yield "check", output.plain(in_words(check))
+    if run.reason is not None and run.reason.lines:
+        yield "its output", f"sfactl logs --check {run.id}, which ends with:"
+        yield from (("", output.plain(each)) for each in run.reason.lines[-LINES:])
     if run.stopped_children is not None:
         yield "children", output.plain(run.stopped_children.message)
     if run.status is Status.LOST:

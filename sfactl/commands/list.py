@@ -4,6 +4,7 @@ from typing import Annotated
 
 from msgspec import Struct
 
+from sfad.protocol.checks import in_words
 from sfad.protocol.encoding import to_json
 from sfad.protocol.requests.listing import List
 from sfad.protocol.texts.units import counted
@@ -269,6 +270,11 @@ def _total(run: RunInfo) -> str:
     return output.cost(run.in_all) if known else "-"
 
 
+def checks(run: RunInfo) -> str:
+    """Return what became of the checks of a run: `make test passed in 41s`."""
+    return "; ".join(output.plain(in_words(each)) for each in run.checks) or "-"
+
+
 def plans(run: RunInfo) -> str:
     """Return about how much of subscriptions' windows a run has used: `12% 5h`."""
     return (
@@ -311,6 +317,7 @@ COLUMNS = (
     Column("USD", lambda run: output.cost(run.usage), known=True),
     Column("TOTAL", _total, known=True),
     Column("PLAN", plans, "wide", known=True),
+    Column("CHECKS", checks, "wide", known=True),
     Column(
         "LABELS",
         lambda run: ",".join(f"{key}={value}" for key, value in run.labels.items()) or "-",

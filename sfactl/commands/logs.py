@@ -15,6 +15,7 @@ from ..connecting.connection import AGAIN, Client, ConnectionLost, check
 from ..connecting.history import connect
 from ..connecting.in_flight import RequestsInFlight, carry_on, wait
 from ..exits import ExitCode, Quit, UsageError
+from ..features import has
 from ..options.selection import ListedSelection, RunSelection
 from ..options.shared import Tail, Value, flag, tail
 from ..options.spreading import spread
@@ -217,6 +218,9 @@ def logs(
     timestamps: Annotated[
         bool, flag("Show when each line was written", "--timestamps", "-t")
     ] = False,
+    check: Annotated[
+        bool, flag("What its checks and its setup have printed, instead of its own output")
+    ] = False,
     stdout: Annotated[bool, flag("Only stdout")] = False,
     stderr: Annotated[bool, flag("Only stderr")] = False,
     raw: Annotated[
@@ -266,6 +270,8 @@ def logs(
     view = View(follow_, raw, stdout, stderr, tail, timestamps, chosen.json)
     chosen.check()
     _check_of_terminal(view, screen=screen, asciicast=asciicast)
+    if check:
+        return _of_checks(chosen, view)
     with connect(chosen.socket) as client:
         if client.fleet is not None:
             from ..running.fleet_run import (
@@ -324,6 +330,18 @@ def _show_terminals(opened: Sequence[tuple[LogFiles, list[int]]], *, screen: boo
             printing.screen(descriptors)
         else:
             printing.record(files.run, descriptors)
+
+
+def _of_checks(chosen: ListedSelection, view: View) -> int:
+    if view.following or view.stamped or view.stdout or view.stderr or chosen.filtered:
+        raise UsageError("--check takes the names of runs, --tail and --json only")
+    if not has("checks"):
+        raise Quit(ExitCode.UNAVAILABLE, "this sfad has no checks")
+    from ..showing.check_output import show  # of a feature
+
+    return chosen.each(
+        "logs", lambda client, run: show(client, run, tail=view.tail, json=view.json)
+    )
 
 
 def _open(client: Client, run: str, *, times: bool) -> tuple[LogFiles, list[int]]:

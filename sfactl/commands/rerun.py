@@ -9,12 +9,12 @@ from typing import Annotated, NamedTuple
 from msgspec.structs import replace
 
 from sfad.protocol.requests.starting import Recall, Recalled, Spawn
-from sfad.protocol.types import Limit, Placing
+from sfad.protocol.types import Checks, Limit, Placing
 
 from .. import exits, output
 from ..app import app, carry_out
 from ..connecting.start_daemon import connect_or_start
-from ..options.shared import GROUP, PAIR, WITHOUT_VALUE, Json, Pair, Runs, Socket, flag
+from ..options.shared import GROUP, PAIR, WITHOUT_VALUE, Json, NewChecks, Pair, Runs, Socket, flag
 
 
 class CommandLine(NamedTuple):
@@ -43,6 +43,7 @@ def rerun(
     dry_run: Annotated[bool, flag("Print the command line of `spawn` and start nothing")] = False,
     env: Annotated[list[Pair], PAIR.option("Set a variable in the new run's environment")] = [],
     group: Annotated[str | None, GROUP.option("Another group of the config")] = None,
+    check: NewChecks = [],
 ) -> int:
     """Start runs again, with the command and the options that they had.
 
@@ -58,6 +59,7 @@ def rerun(
     more = [["--env", f"{key}={value}"] for key, value in env] + (
         [["--group", group]] if group is not None else []
     )
+    more += [["--check", command] for command in check]
     codes: list[int] = []
     for run in runs:
         try:
@@ -85,11 +87,11 @@ def _line(
             f"ask {found.owner} to start it again, or see what that would start: "
             f"sfactl rerun --dry-run {found.run}",
         )
-    request = (
-        replace(found.request, group=None)
-        if any(option[0] == "--group" for option in more)
-        else found.request
-    )
+    request, given = found.request, {option[0] for option in more}
+    if "--group" in given:
+        request = replace(request, group=None)
+    if "--check" in given:
+        request = replace(request, check=None)
     for note in _left_out(request):
         output.note(f"sfactl: {found.run}: {note}")
     line = line_of(request)
@@ -176,7 +178,7 @@ def line_of(message: Spawn) -> CommandLine:
 
 
 def _options(message: Spawn) -> Iterator[Sequence[str]]:
-    isolation, worktree = message.isolation, message.worktree
+    isolation, worktree, check = message.isolation, message.worktree, message.check
     for option, value in (
         ("--name", message.name),
         ("--kind", message.kind if message.kind != "agent" else None),
@@ -195,6 +197,8 @@ def _options(message: Spawn) -> Iterator[Sequence[str]]:
         ("--priority", message.priority or None),
         ("--group", message.group),
         ("--channel", message.channel),
+        ("--check-timeout", _amount(check.timeout) if check is not None else None),
+        ("--setup", message.setup),
         ("--on-end", message.on_end),
         (
             "--worktree",
@@ -206,6 +210,7 @@ def _options(message: Spawn) -> Iterator[Sequence[str]]:
         if value is not None:
             yield _option(option, str(value))
     for option, values in (
+        ("--check", check.commands if check is not None else []),
         ("--label", [f"{key}={value}" for key, value in message.labels.items()]),
         ("--allow", message.allow),
         ("--deny", message.deny),
@@ -224,6 +229,7 @@ def _options(message: Spawn) -> Iterator[Sequence[str]]:
         ("--nested", message.nested),
         ("--stdin", message.stdin == "pipe"),
         ("--terminal", message.terminal is not None),
+        ("--no-check", check == Checks()),
         ("--resume", message.resume and message.attempts != 1),
         ("--no-log", not message.log and message.stdio == "files"),
         ("--gateway", message.gateway is True),

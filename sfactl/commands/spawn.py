@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from sfad.protocol.known import AGENTS
 from sfad.protocol.requests.base import Reply, RunReply
 from sfad.protocol.requests.starting import Refused, Spawn
-from sfad.protocol.types import Status
+from sfad.protocol.types import RunInfo, Status
 
 from .. import exits, output
 from ..app import TakesCommand, app
@@ -104,9 +104,24 @@ def _foreground(wanted: SpawnOptions, message: Spawn) -> int:
 
     inside = client.welcome.run is not None
     final = inside or not os.isatty(1)
-    return Foreground(
-        client, message, wanted, _form(wanted, inside=inside), final=final
-    ).carry_out()
+    foreground = Foreground(client, message, wanted, _form(wanted, inside=inside), final=final)
+    code = foreground.carry_out()
+    if not wanted.land or code != exits.ExitCode.DONE or foreground.final is None:
+        return code
+    return _landed(foreground.final, wanted)
+
+
+def _landed(run: RunInfo, wanted: SpawnOptions) -> int:
+    """Bring the work of a run that was checked to the branch of this directory."""
+    if run.worktree is None or not run.checks:
+        what = "worktree of its own" if run.worktree is None else "check"
+        raise exits.Quit(
+            exits.ExitCode.REFUSED, f"--land: {run.id} had no {what}, so nothing was landed"
+        )
+    from .land import land  # of a feature
+
+    code: int = land([run.id], socket=wanted.socket, json=wanted.json)
+    return code
 
 
 def _in_terminal(wanted: SpawnOptions) -> SpawnOptions:
@@ -153,6 +168,7 @@ def _only_for_foreground(wanted: SpawnOptions) -> None:
         ("--verbose", wanted.verbose),
         ("--text", wanted.text),
         ("--raw", wanted.raw),
+        ("--land", wanted.land),
     ):
         if given:
             raise exits.UsageError(f"{option} needs --wait, or `sfactl run`")

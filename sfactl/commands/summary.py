@@ -151,18 +151,23 @@ def parts(found: Summary, by: str) -> Iterator[list[str]]:
     if not found.runs:
         return
     plan = any(one.plans for one in found.groups)
-    if len(found.groups) > 1 or plan:
+    checked = any(one.checked for one in found.groups)
+    if len(found.groups) > 1 or plan or checked:
         rows = [
             [
                 one.key or "-",
                 str(one.runs),
                 str(one.failed),
+                *([str(one.checked), str(one.unchecked)] if checked else []),
                 *_used(one),
+                *([_each(one)] if checked else []),
                 *([_plans(one)] if plan else []),
             ]
             for one in found.groups[:SHOWN]
         ]
-        header = [by.upper(), "RUNS", "FAILED", "TOKENS", "USD", *(["PLAN"] if plan else [])]
+        header = [by.upper(), "RUNS", "FAILED", *(["CHECKED", "UNCHECKED"] if checked else []),
+                  "TOKENS", "USD", *(["USD/CHECKED"] if checked else []),
+                  *(["PLAN"] if plan else [])]  # fmt: skip
         yield _table(header, rows, len(found.groups))
     if found.costly:
         dear = [[one.run_id, one.name, one.status, *_used(one)] for one in found.costly]
@@ -198,6 +203,13 @@ def _head(found: Summary) -> Iterator[str]:
 
 def _used(one: Group | Costly | ContinuedLine) -> list[str]:
     return [output.tokens(one), output.cost(one)]
+
+
+def _each(one: Group) -> str:
+    """Return what each checked run of a group has cost, failed and unchecked ones included."""
+    if one.cost_usd is None or not one.checked:
+        return "-"
+    return f"{output.bound(one)}{output.usd(one.cost_usd / one.checked)}"
 
 
 def _plans(one: Group) -> str:

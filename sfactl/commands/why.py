@@ -1,5 +1,6 @@
 from datetime import UTC, datetime
 
+from sfad.protocol.checks import checked, on_one_line
 from sfad.protocol.kinds import KINDS
 from sfad.protocol.limits import format_excess, format_limit
 from sfad.protocol.requests.base import RunReply
@@ -140,7 +141,16 @@ def _sentence(run: RunInfo, now: datetime) -> str:
         why += f": {waits}"
     elif run.reason:  # it is being stopped
         why += f": {_message(run.reason)}{_numbers(run)}"
-    return f"{who} is {run.status.value}{why}; {_bounds(run, now)}"
+    return f"{who} is {run.status.value}{_beside(run)}{why}; {_bounds(run, now)}"
+
+
+def _beside(run: RunInfo) -> str:
+    """Return what a run executes beside its command."""
+    if run.activity is None:
+        return ""
+    check = next((each for each in run.checks if each.state == "running"), None)
+    what = f": {on_one_line(check.command)}" if check is not None else ""
+    return f" ({output.plain(run.activity + what)})"
 
 
 def _place(run: RunInfo, now: datetime) -> str:
@@ -164,11 +174,10 @@ def _completed(run: RunInfo) -> str:
     if run.reason:
         return _message(run.reason) + unknown
     after = output.seconds(run.usage.elapsed_s)
-    return (
-        f"its main process ended after {after}{unknown}"
-        if unknown
-        else f"its main process exited with 0 after {after}"
-    )
+    how = f"ended after {after}{unknown}" if unknown else f"exited with 0 after {after}"
+    if run.checks:
+        return checked(run.checks)
+    return f"its main process {how}"
 
 
 def _warned(run: RunInfo) -> str:

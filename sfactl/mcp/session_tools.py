@@ -236,9 +236,11 @@ class SessionTools:
         worker_name: str | None,
         worker_instructions: str | None,
         limits: Json | None,
+        check: list[str],
     ) -> Json:
         order = sessions.order(
             task,
+            check=check,
             agent=agent,
             name=worker_name,
             instructions=worker_instructions,

@@ -58,6 +58,15 @@ WorkerName = Annotated[
         )
     ),
 ]
+Check = Annotated[
+    list[str],
+    Meta(
+        description=(
+            "Shell commands, such as make test, that have to succeed after it has ended; else it "
+            "has failed, and the result says how"
+        )
+    ),
+]
 RunId = Annotated[
     str,
     Meta(description="The run id that delegate_to_subagent or sessions_spawn has returned"),
@@ -81,6 +90,7 @@ class _Delegate(_Parameters):
         str | None, Meta(description="How to do it: role, rules, form of the answer")
     ] = None
     limits: Limits = None
+    check: Check = []
 
 
 class _Spawn(_Parameters):
@@ -108,6 +118,7 @@ class _Spawn(_Parameters):
         Meta(description="Tools it may not use, where its program has a setting for it"),
     ] = []
     limits: Limits = None
+    check: Check = []
 
 
 class _Stop(_Parameters):

@@ -143,6 +143,28 @@ def moment(text: str, now: float | None = None) -> float:
     raise ValueError(f"{text!r} is neither {forms}")
 
 
+def coming(text: str, now: float | None = None) -> datetime:
+    """Return the next time at which a clock shows `02:00`, a date with a time, which is local if it
+    has no zone, or `in` a duration from now. Raise `ValueError`."""
+    found = datetime.fromtimestamp(time.time() if now is None else now)
+    begin = found
+    try:
+        if text.startswith("in "):
+            found += timedelta(seconds=parse_duration(text[3:].strip()))
+        elif len(text) <= len("22:00:00") and ":" in text:
+            found = datetime.combine(found, clock_time.fromisoformat(text))
+            found += timedelta(days=int(found <= begin))
+        else:
+            found = datetime.fromisoformat(text)
+    except (ValueError, OverflowError):
+        forms = '02:00, 2026-01-31T02:00 or "in 2h"'
+        raise ValueError(f"{text!r} is not a time to come; write {forms}") from None
+    found = found.astimezone()
+    if found <= begin.astimezone():
+        raise ValueError(f"{text!r} is over: it is {begin:%Y-%m-%d %H:%M}")
+    return found
+
+
 def _clock(text: str, unix_now: float) -> float:
     """Return when a clock last showed `22:00`, or the time of `yesterday 22:00`; a day alone means
     its beginning."""
@@ -230,6 +252,12 @@ LiveLabels = Annotated[list[Pair], LABEL.option(f"Live runs {_SEVERAL}", "--labe
 User = Annotated[str | None, USER.option("Only this user's runs")]
 AllLive = Annotated[bool, flag("Every live run that you may see", "--all")]
 AllListed = Annotated[bool, flag("The live runs and the last 50 that ended", "--all")]
+NewChecks = Annotated[
+    list[str],
+    Value("CMD").option(
+        "Complete the run only if this shell command succeeds after it; may be repeated", "--check"
+    ),
+]
 NewLimits = Annotated[
     list[Limit],
     LIMIT.option("New limit, from the start of the run: turns=50, cost=2.50, tokens=200k, …"),

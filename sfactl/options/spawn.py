@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime
 from functools import partial
 from typing import Annotated, Literal, NamedTuple
 
@@ -24,6 +25,7 @@ from sfad.protocol.texts.units import (
 from sfad.protocol.types import (
     Action,
     After,
+    Checks,
     Isolation,
     Limit,
     LimitKind,
@@ -53,10 +55,12 @@ from .shared import (
     WHOLE,
     WORDS,
     Json,
+    NewChecks,
     Pair,
     Socket,
     Value,
     Words,
+    coming,
     completing,
     flag,
     one_of,
@@ -194,6 +198,21 @@ class SpawnOptions(Struct, frozen=True):
     ] = None
     stdin: Annotated[bool, flag("Keep the run's stdin open for `sfactl send`")] = False
     no_log: Annotated[bool, flag("Keep and show no output (SFA_NO_LOG)")] = False
+    check: NewChecks = []
+    check_timeout: Annotated[
+        float | None,
+        TIME.option("Time that each check may take (default: what is left of the run's)"),
+    ] = None
+    no_check: Annotated[
+        bool, flag("Leave out the checks of the agent's entry and of the profile")
+    ] = False
+    land: Annotated[
+        bool, flag("In the foreground: bring its work to your branch when the checks have passed")
+    ] = False
+    setup: Annotated[
+        str | None,
+        Value("CMD").option("Shell command that prepares the new worktree before the agent"),
+    ] = None
     on_end: Annotated[
         str | None,
         Value("CMD").option("Shell command that the daemon executes when the run has ended"),
@@ -293,6 +312,12 @@ class SpawnOptions(Struct, frozen=True):
             "with :ok, only if it completes, else the new run is cancelled"
         ),
     ] = []
+    at: Annotated[
+        datetime | None,
+        Value("TIME", coming).option(
+            "Start at this time: 02:00, 2026-01-31T02:00, or in 2h (docs/guard.md#at-a-time)"
+        ),
+    ] = None
     group: Annotated[
         str | None,
         GROUP.option(
@@ -457,6 +482,8 @@ def check(wanted: SpawnOptions) -> None:
         )
     if "" in wanted.model_allow:
         raise UsageError("--model-allow: a pattern is empty; write one such as 'claude-haiku-*'")
+    if wanted.at is not None and wanted.no_queue:
+        raise UsageError("--at and --no-queue exclude each other: a run that waits is queued")
     if wanted.after and wanted.no_queue:
         raise UsageError(
             "--after and --no-queue exclude each other: a run that waits for another is queued"
@@ -470,6 +497,10 @@ def check(wanted: SpawnOptions) -> None:
         raise UsageError(
             "--worktree=: the name of the branch is empty; --worktree alone makes sfad/NAME-ID"
         )
+    if wanted.land and wanted.no_check:
+        raise UsageError("--land excludes --no-check: only what was checked lands by itself")
+    if wanted.no_check and (wanted.check or wanted.check_timeout is not None):
+        raise UsageError("--no-check excludes --check and --check-timeout")
     if wanted.resume and wanted.attempts == 1:
         raise UsageError("--resume needs further attempts, as in: --attempts 3 --resume")
     _check_text(wanted)
@@ -537,13 +568,15 @@ def message(wanted: SpawnOptions, environ: Mapping[str, str] = os.environ) -> Sp
         env_set=bool(wanted.env),
         worktree=_worktree(wanted),
         terminal=_terminal(wanted),
+        check=_checks(wanted),
+        after=[*wanted.after, *([] if wanted.at is None else [After(run="", at=wanted.at)])],
         **{name: getattr(wanted, name) for name in _SAME},
     )
 
 
 _SAME = (
     "agent", "name", "kind", "attempts", "resume", "retry_delay", "grace", "detach",
-    "leaf", "nested", "after", "group", "on_end", "priority", "stdio", "channel",
+    "leaf", "nested", "group", "on_end", "priority", "stdio", "channel", "setup",
 )  # fmt: skip
 """Options that the message has as they are."""
 
@@ -588,6 +621,12 @@ def _terminal(wanted: SpawnOptions) -> Terminal | None:
         if size.lines and size.columns:
             return Terminal(rows=size.lines, columns=size.columns)
     return Terminal()
+
+
+def _checks(wanted: SpawnOptions) -> Checks | None:
+    if not (wanted.check or wanted.no_check or wanted.check_timeout is not None):
+        return None
+    return Checks(commands=wanted.check, timeout=wanted.check_timeout)
 
 
 def _placing(wanted: SpawnOptions) -> Placing | None:

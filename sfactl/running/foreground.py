@@ -278,6 +278,11 @@ class Foreground:
         """The first signal by which this process was told to stop the run."""
         return next(iter(self._stops.received), None)
 
+    @property
+    def final(self) -> RunInfo | None:
+        """The run as it has ended."""
+        return self._final
+
     def carry_out(self) -> int:
         """Start the run, stay until its end, and return the exit code. Raise `Quit`."""
         return self._conclude(self.stay())

@@ -114,7 +114,7 @@ def _queued(run: RunInfo) -> str:
 
 
 def _ending(final: RunInfo) -> str:
-    why = f": {output.why_ended(final)}" if final.reason or final.stopped_children else ""
+    why = f": {words}" if (words := output.why_ended(final)) else ""
     used = _used(final)
     return final.status.value + why + (f"; it used {used}" if used else "")
 

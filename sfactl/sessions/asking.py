@@ -33,7 +33,7 @@ from sfad.protocol.requests.records import Result, ResultText, Transcript, Trans
 from sfad.protocol.requests.starting import Refused
 from sfad.protocol.requests.steering import Send, Stop, Stopped
 from sfad.protocol.texts.sanitise import sanitise
-from sfad.protocol.types import Limit, LimitKind, LimitState, Lowered, Refusal, RunInfo
+from sfad.protocol.types import Checks, Limit, LimitKind, LimitState, Lowered, Refusal, RunInfo
 
 from .. import environment, exits, output
 from ..connecting.connection import Client, connect
@@ -107,11 +107,12 @@ def order(
     limits: Mapping[str, Any] | Sequence[Limit] = (),
     cwd: str | None = None,
     worktree: str | None = None,
+    check: Sequence[str] = (),
     **more: Any,
 ) -> StartSession:
     """Return the request for a session. `timeout`: in seconds; `limits`: those, or the object that
-    `--limits` takes; `worktree`: the branch of a worktree of its own, `-` for the default; `more`:
-    other fields of the request. Raise `UsageError`."""
+    `--limits` takes; `worktree`: the branch of a worktree of its own, `-` for the default; `check`:
+    commands; `more`: other fields of the request. Raise `UsageError`."""
     if isinstance(limits, Mapping):
         written = understood("", parse_limits, to_json(limits), "limits")
         limits, more = written.limits, {"on_limit": written.on_limit} | more
@@ -123,6 +124,7 @@ def order(
         umask=environment.umask(),
         limits=_limits(timeout, limits),
         worktree=None if worktree is None else own_worktree(worktree),
+        check=Checks(commands=list(check)) if check else None,
         claim=environment.claim(),
         key=os.urandom(16).hex(),
         **more,

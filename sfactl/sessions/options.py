@@ -19,6 +19,7 @@ from ..options.shared import (
     TIME,
     TOOL,
     Json,
+    NewChecks,
     Socket,
     Value,
     flag,
@@ -60,6 +61,7 @@ class SessionOptions(Struct, frozen=True):
     nested: Annotated[bool, flag("The session may start sessions itself")] = False
     cwd: Directory = None
     worktree: NewWorktree = None
+    check: NewChecks = []
     label: NewLabels = []
     channel: Channel = None
 
@@ -78,7 +80,7 @@ class SessionOptions(Struct, frozen=True):
 
 _SAME = (
     "agent", "name", "model", "provider", "instructions", "timeout", "nested", "cwd", "worktree",
-    "channel",
+    "check", "channel",
 )  # fmt: skip
 """Options that `order` takes as they are."""
 

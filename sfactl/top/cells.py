@@ -70,9 +70,8 @@ class CellColumn(NamedTuple):
 def _status(run: RunInfo, _now: datetime) -> Text:
     if run.stopped:
         return "stopped", WARN
-    return "approval" if output.waits_for_approval(run) else run.status.value, _STATUS.get(
-        run.status, BAD
-    )
+    words = "approval" if output.waits_for_approval(run) else run.activity or run.status.value
+    return words, _STATUS.get(run.status, BAD)
 
 
 def _count(value: int | None) -> Text:

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from time import monotonic
 from typing import Any
 
+from sfad.protocol.checks import in_words
 from sfad.protocol.kinds import KINDS, METERED_KINDS
 from sfad.protocol.limits import format_amount
 from sfad.protocol.requests.daemon import DaemonStatus
@@ -56,7 +57,7 @@ def word(run: RunInfo) -> str:
     return (
         "waiting for approval"
         if output.waits_for_approval(run)
-        else run.status.value.replace("_", " ")
+        else run.activity or run.status.value.replace("_", " ")
     )
 
 
@@ -186,6 +187,7 @@ def story(run: RunInfo) -> str:
 def _facts(run: RunInfo) -> list[tuple[str, str]]:
     return [
         ("waits", output.why_waits(run)),
+        *(("check", plain(in_words(check))) for check in run.checks),
         ("continues", run.continues or ""),
         ("continued by", run.continued_by or ""),
         ("used", "; ".join(limits.by_source(run))),

@@ -212,13 +212,18 @@ def taking_up(why: str | None) -> str:
 
 
 def argv_of(
-    command: Command, attempt: int, session: str | None = None, *, terminal: bool = False
+    command: Command,
+    attempt: int,
+    session: str | None = None,
+    *,
+    terminal: bool = False,
+    told: str | None = None,
 ) -> list[bytes]:
     """Return the command of an attempt. `session`: the one that it continues; `terminal`: it is
-    started in one."""
+    started in one; `told`: what its agent is told, if not to go on."""
     argv = command.argv
     if session is not None:
-        task = None if terminal else going_on()
+        task = None if terminal else told or going_on()
         resumed = resumed_command(command, session, task, terminal=terminal)
         if resumed is not None:
             return resumed

@@ -441,6 +441,8 @@ class MainExited(OfRun, frozen=True):
     """Why a run that a program carries out has failed, as that says."""
     left: bool = False
     """It is taken for ended: its program has not ended it within the grace."""
+    last_lines: tuple[str, ...] = ()
+    """Of a stage that has failed: the last lines of its output, fit to be shown."""
 
 
 class Emptied(OfRun, frozen=True):
@@ -458,6 +460,10 @@ class Surveyed(OfRun, frozen=True):
 
 class TimerFired(OfRun, frozen=True):
     timer: Timer
+    last_lines: tuple[str, ...] = ()
+    """As in `MainExited`, of a stage that may take too long."""
+    unix_time: float = 0.0
+    """Now, of the timer `at`."""
 
 
 class DrainRequested(At, frozen=True):

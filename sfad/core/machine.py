@@ -332,7 +332,7 @@ class Machine:
             case e.MainExited():
                 self._attempts.main_exited(run, event)
             case e.TimerFired():
-                self._timer_fired(run, event.timer, event.at)
+                self._timer_fired(run, event)
             case e.LaunchFailed():
                 self._attempts.launch_failed(run, event)
             case e.Emptied():
@@ -396,10 +396,13 @@ class Machine:
             case _:
                 assert_never(event)
 
-    def _timer_fired(self, run: Run, timer: Timer, at: float) -> None:
+    def _timer_fired(self, run: Run, event: e.TimerFired) -> None:
+        timer, at = event.timer, event.at
         match timer:
             case Timer.DEADLINE:
-                self._limit_enforcement.clock_due(run, at)
+                lines = event.last_lines
+                if run.latest.stage_until is None or not self._attempts.stage_due(run, at, lines):
+                    self._limit_enforcement.clock_due(run, at)
             case Timer.RESULT:
                 self._attempts.result_due(run, at)
             case Timer.RETRY:
@@ -416,6 +419,8 @@ class Machine:
                 self._limit_holds.pause_due(run, at)
             case Timer.RECONNECT:
                 self._stop_requests.reconnect_due(run, at)
+            case Timer.AT:
+                self._admission.time_due(run, at, event.unix_time)
             case Timer.LEASE:
                 self._ctx.elsewhere.lease_due(run, at)
             case Timer.CALLS:

@@ -17,6 +17,7 @@ import trio
 
 from ..agents import named, session_files_of
 from ..core import events as e
+from ..core.life.stages import following
 from ..core.state.run import Run
 from ..core.state.tree import Remembered, rebased
 from ..host.clock import wall_clock
@@ -42,8 +43,10 @@ from .spool import Spool
 
 
 def name_of_main(run: Run) -> str:
-    """Return the name under which systemd keeps the pidfd of the main process of this attempt."""
-    return f"{run.id}.{run.attempt}"
+    """Return the name under which systemd keeps the pidfd of the main process of this attempt, or
+    of its stage."""
+    stage = f".{run.latest.stage}" if run.latest.stage else ""
+    return f"{run.id}.{run.attempt}{stage}"
 
 
 class StoredPidfds:
@@ -197,7 +200,8 @@ class EarlierRuns:
         """Return how the runs have ended that one of these waits for, as far as it is known. A row
         is newer than a snapshot."""
         found: dict[RunId, Status] = {}
-        for awaited in {after.run for one in remembered for after in one.run.awaits}:
+        awaits = (after for one in remembered for after in one.run.awaits)
+        for awaited in {after.run for after in awaits if after.at is None}:
             row, saved = self.ledger.records.get(awaited), self.runs.get(awaited)
             if row is not None and row.status.terminal and not is_damaged(row):
                 found[awaited] = row.status
@@ -281,7 +285,7 @@ class EarlierRuns:
     def _may_have_begun(self, live: Live) -> bool:
         """A main process is saved before it executes anything. That is not synced, so it tells
         nothing after a reboot."""
-        saved = live.main is not None and live.main.attempt == live.run.attempt
+        saved = live.main is not None and live.main.is_of(live.run)
         complete = self.spool.earlier.sound and self._same_boot
         return saved or not complete
 
@@ -348,6 +352,8 @@ class EarlierRuns:
 
 
 def _startable(live: Live) -> bool:
+    if live.run.asked.stages and following(live.run):
+        return bool(live.command.argv)  # a stage has descriptors of its own
     has_command = bool(live.command.argv) or live.order is not None
     return has_command and len(live.descriptors) >= descriptors_of(live.output)
 
@@ -355,7 +361,8 @@ def _startable(live: Live) -> bool:
 def _record_of(live: Live) -> LaunchRecord:
     """A main process that was not saved has executed nothing, so it is not looked for."""
     run, main = live.run, live.main
-    if run.latest.exit is not None or main is None or main.attempt != run.attempt:
+    over = run.latest.exit is not None and not run.latest.stage
+    if over or main is None or not main.is_of(run):
         return LaunchRecord(live.nonce, bounds_of(run))
     executed, sandboxed = run.status is not Status.STARTING, live.parts.sandbox is not None
     return LaunchRecord(

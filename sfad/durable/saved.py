@@ -84,9 +84,14 @@ class SavedSpawns:
 
     def save(self, live: Live) -> None:
         """Save the request of a run that was admitted, if it does not start at once and for the
-        only time. Raises `OSError`."""
+        only time, or if more is executed in it. Raises `OSError`."""
         run = live.run
-        if run.status is Status.QUEUED or run.asked.retries.attempts > 1 or run.remote is not None:
+        if (
+            run.status is Status.QUEUED
+            or run.asked.retries.attempts > 1
+            or run.remote is not None
+            or run.asked.stages
+        ):
             self._files.save(run.id, encode(Startable(live.command, live.order)))
             crash_point("spawn kept")
 
@@ -95,7 +100,7 @@ class SavedSpawns:
         for live in runs:
             run = live.run
             if (
-                not run.attempt or run.attempt < run.asked.retries.attempts
+                not run.attempt or run.attempt < run.asked.retries.attempts or run.asked.stages
             ) and not self._files.has(run.id):
                 self._files.save(run.id, encode(Startable(live.command, live.order)))
 
@@ -114,8 +119,10 @@ class SavedSpawns:
             return None
 
     def launched(self, run: Run) -> None:
-        """An attempt was launched. If it is the last one, its environment is not needed any
-        more."""
+        """An attempt was launched. If it is the last one, and no stage follows, its environment is
+        not needed any more."""
+        if run.asked.stages:
+            return
         if run.id in self._files.saved and run.attempt >= run.asked.retries.attempts:
             self.forget(run.id)
 

@@ -19,6 +19,7 @@ NAMES = (
     "worktrees",  # of git, which sandboxes show
     "session",  # runs that a model starts, in its shell or over MCP
     "gateway",  # what agents' model calls pass through, and other hosts that a run may reach
+    "checks",  # commands that have to succeed before a run is completed; what prepares a worktree
     "fleet",  # runs on other machines, and files that are sent with them
     "admitted",  # runs without a process: agents that are functions of a program
 )

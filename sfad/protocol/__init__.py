@@ -4,6 +4,7 @@
 `kinds`       the table of the kinds of limit: unit, range, default, who counts it
 `holds`       the table of the kinds of hold: what ends each, and how people are told of it
 `limits`      limits as people write them, and as they are shown
+`checks`      checks of runs, as people and agents are told of them
 `limits_object` limits as programs write them: one JSON object
 `texts`       texts that people write and read: units, hosts, what is hidden or made harmless
 `known`       agent programs, meters and profiles that are built in

@@ -49,10 +49,16 @@ HOLDS: dict[str, HoldKind] = {
         until=_AT_THE_LATEST, told=_SLOT,
     ),
     "after": HoldKind(_START, "other runs have to end first (`--after`)", "they end"),
+    "at": HoldKind(
+        _START, "it is to start at a time (`--at`)", "the time comes", "waits{}", told="{words}"
+    ),
     "placing": HoldKind(_START, "no node is found for it yet", "a node has room", "is placed"),
     "lease": HoldKind(
         _START, "its node has not taken it yet", "the node answers, or the lease ends",
         "for its node",
+    ),
+    "stage": HoldKind(
+        _START, "its setup, its command or a check is next", "nothing is alive of what was before",
     ),
     "retry": HoldKind(
         _START, "an attempt failed", "the delay before the next attempt is over",

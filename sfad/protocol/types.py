@@ -253,6 +253,13 @@ class Reason(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     below: list[RunId] = []
     """For `exit`: the runs through which the failure came that `message` tells, from a child to the
     deepest."""
+    command: str | None = None
+    """For `check` and `setup`: what has failed, with the next two. `signal` and `elapsed_s` are its
+    own, too."""
+    exit_code: int | None = None
+    """`None`: it took too long, or could not be executed."""
+    lines: list[str] = []
+    """The last lines of its output, at most 40."""
 
     def adding(self, words: str) -> Reason:
         return replace(self, message=f"{self.message}; {words}")
@@ -376,16 +383,20 @@ class AlertState(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class After(Struct, frozen=True, kw_only=True, gc=False):
-    """Another run, for whose end a run waits before it starts."""
+    """Another run, for whose end a run waits before it starts; or a time for which it waits."""
 
     run: RunId
-    """In a request also a name, or a unique prefix of an id."""
+    """In a request also a name, or a unique prefix of an id. Empty with `at`."""
     ok: bool = False
     """Whether that run has to complete: otherwise the run that waits never starts."""
+    at: datetime | None = None
+    """The time."""
 
     @property
     def words(self) -> str:
-        """As on the command line: `a3` or `a3:ok`."""
+        """As on the command line: `a3` or `a3:ok`; of a time `2026-01-31 02:00`, local."""
+        if self.at is not None:
+            return f"{self.at.astimezone():%Y-%m-%d %H:%M}"
         return f"{self.run}:ok" if self.ok else self.run
 
 
@@ -516,6 +527,19 @@ class StoppedChildren(Struct, frozen=True, kw_only=True, gc=False):
     """Different names, three at most."""
     message: str
     """`stopped 1 child that was still running: writer; wait for it`"""
+
+
+class Check(Struct, frozen=True, kw_only=True, gc=False):
+    """A command that has to succeed before a run is completed (docs/checks.md), and what became of
+    it in the run's last attempt."""
+
+    command: str
+    state: Literal["not_run", "running", "passed", "failed"] = "not_run"
+    """`not_run`: it was not executed to its end."""
+    elapsed_s: float | None = None
+    exit_code: int | None = None
+    """`None` also if it took too long or could not be executed."""
+    signal: int | None = None
 
 
 Blocked = Literal["start", "processes", "call"]
@@ -694,6 +718,10 @@ class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
     holds: tuple[Hold, ...] = ()
     """Of a live run: why it waits, or calls of it. It is queued while one of these blocks its
     start, and paused while one blocks its processes."""
+    activity: str | None = None
+    """Of a live run: what it does that is not its command: `check` or `setup`."""
+    checks: tuple[Check, ...] = ()
+    """What has to succeed before it is completed, in order."""
 
     @property
     def in_all(self) -> Usage:
@@ -778,6 +806,18 @@ class Worktree(Struct, frozen=True, kw_only=True):
     """The path and the branch are there from an earlier run."""
     shared: bool = False
     """A run above this one works in it: nothing is made."""
+    there: bool = False
+    """It is there from an earlier run."""
+
+
+class Checks(Struct, frozen=True, kw_only=True):
+    """What has to succeed before a run is completed. Without commands: nothing, or with a timeout
+    what its agent's entry or its profile says, with that."""
+
+    commands: list[str] = []
+    """For `sh -c`, in order. At most 16, of at most 4 096 characters each."""
+    timeout: float | None = None
+    """Seconds that each may take; `None`: what is left of the run's time."""
 
 
 MAX_SIDE = 2000

@@ -210,6 +210,12 @@ class SavedMain(Struct, frozen=True, array_like=True):
     """Clock ticks since boot."""
     files: tuple[int, ...] = ()
     """The inodes of its output files; empty if no output is kept."""
+    stage: int = 0
+    """As in `core.state.run.Attempt`."""
+
+    def is_of(self, run: Run) -> bool:
+        """Return whether it is what the run executes now."""
+        return (self.attempt, self.stage) == (run.latest.number, run.latest.stage)
 
 
 class ContinuedWith(Struct, frozen=True, array_like=True):
@@ -325,7 +331,8 @@ class Live(Struct, eq=False):
         self.attempted_at, self.sessions = now, sessions
 
     def set_main(self, pid: int, started: int | None, files: tuple[int, ...]) -> None:
-        self.main = SavedMain(self.run.attempt, pid, started, files)
+        latest = self.run.latest
+        self.main = SavedMain(latest.number, pid, started, files, latest.stage)
 
     def set_model(self, model: str | None) -> None:
         self.model = model or self.model

@@ -6,6 +6,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
+from ..core.life.stages import activity, checks_of
 from ..core.machine import Machine
 from ..core.state.account import Use
 from ..core.state.limits import ActiveLimit
@@ -61,6 +62,7 @@ def info_of(
     )
     elapsed = round(run.clock.elapsed(now), 3) if run.started_at is not None else None
     more, grant = dict(live.shown), run.root.asked.grant
+    doing = activity(run) if run.asked.stages else None
     for name, shows in SHOWN:
         if (decided := getattr(live.parts, name)) is not None:
             more |= shows(decided, live)
@@ -69,7 +71,7 @@ def info_of(
         name=run.name,
         kind=run.birth.kind,
         type=run.asked.identity.run_type,
-        status=run.status,
+        status=run.status if doing is None else _status(run),
         parent_id=run.parent.id if run.parent is not None else None,
         root_id=run.lineage_ids[0],
         depth=len(run.ancestors) if grant is None else len(grant.names) + len(run.ancestors),
@@ -121,8 +123,15 @@ def info_of(
         allowed_tools=run.asked.terms.allowed_tools,
         blocked_tools=run.asked.terms.blocked_tools,
         holds=holds,
+        activity=doing,
+        checks=checks_of(run) if run.asked.stages else (),
         **more,
     )
+
+
+def _status(run: Run) -> Status:
+    """Return the status of a run with a stage that is executed, or about to be."""
+    return Status.RUNNING if run.status in {Status.STARTING, Status.RETRYING} else run.status
 
 
 def holds_at(machine: Machine, run: Run, now: float) -> tuple[Hold, ...]:

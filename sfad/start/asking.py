@@ -59,6 +59,7 @@ def fill_in_asked(p: Prepared, around: Surroundings) -> None:
         grant=order.grant,
         in_program=order.admit is not None,
         prints_in=None if around.printed_as_text and p.program is not None else around.prints_in,
+        stages=p.stages,
     )
 
 

@@ -13,6 +13,7 @@ from ..core.state.naming import program_name
 from ..core.state.vocabulary import ReasonKind
 from ..host.clock import wall_clock
 from ..host.tasks import in_thread
+from ..protocol.checks import to_repair
 from ..protocol.errors import bad_request, check_most, unavailable, wrong_state
 from ..protocol.kinds import KINDS
 from ..protocol.known import KNOWN_PROGRAMS
@@ -139,6 +140,8 @@ def _task(asked: Continuation, info: RunInfo, *, terminal: bool) -> str | None:
         return asked.task
     if terminal:
         return None
+    if info.reason is not None and info.reason.kind == ReasonKind.CHECK:
+        return to_repair(info.reason)
     why = info.reason.message if info.reason is not None else None
     return taking_up(why) if _ended_by_itself(info) else going_on(why)
 

@@ -19,6 +19,7 @@ from ..core.state.request import (
     Retries,
     SessionAsked,
     Shown,
+    Stage,
     Terms,
 )
 from ..processes.credentials import Credentials
@@ -95,6 +96,8 @@ class Prepared(Struct):
     """How its program keeps its sessions, of which a meter reads."""
     for_recall: bytes | None = None
     """The request as the ledger keeps it; `None` if that is too large."""
+    stages: tuple[Stage, ...] = ()
+    """What features have executed in the run beside its command, those before it first."""
     continued_if_lost: bool = False
     """Whether the run is continued if the daemon or the machine ends it."""
 

@@ -15,7 +15,17 @@ from hypothesis import strategies as st
 from sfactl.commands import rerun
 from sfactl.options import spawn as spawn_options
 from sfad.protocol.messages import Spawn
-from sfad.protocol.types import Action, Bound, Claim, Isolation, Limit, LimitKind, Placing, Ship
+from sfad.protocol.types import (
+    Action,
+    Bound,
+    Checks,
+    Claim,
+    Isolation,
+    Limit,
+    LimitKind,
+    Placing,
+    Ship,
+)
 
 from .command_lines import spawn_options_of
 from .conftest import SFACTL, World
@@ -112,6 +122,10 @@ def requests(draw: st.DrawFn) -> Spawn:
         blocked_tools=draw(st.lists(TEXT, max_size=2)),
         allowed_models=draw(st.lists(NAMES, max_size=2)),
         on_end=draw(st.none() | TEXT),
+        check=draw(
+            st.none() | st.builds(Checks, commands=st.lists(TEXT, max_size=2), timeout=SECONDS)
+        ),
+        setup=draw(st.none() | TEXT),
         isolation=isolation,
         placing=placing,
         ship=draw(st.none() | SHIPS) if placing is not None else None,
@@ -168,7 +182,7 @@ def test_each_field_of_a_request_is_kept_or_left_out_on_purpose() -> None:
         "limits", "on_limit", "meter", "attempts", "resume", "retry_delay", "grace", "leaf",
         "nested", "queue", "priority", "group", "log", "gateway", "stdin", "labels", "channel",
         "allow", "deny", "allowed_tools", "blocked_tools", "allowed_models", "on_end", "isolation",
-        "worktree", "terminal", "placing", "ship",
+        "worktree", "terminal", "placing", "ship", "check", "setup",
     }, "say in words_of, or here, what becomes of a new field"  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from sfactl import environment
 from sfactl.exits import UsageError
 from sfactl.options import spawn as spawn_options
+from sfactl.options.shared import coming
 from sfad import agents
 from sfad.protocol.known import METERS
 from sfad.protocol.messages import Spawn, pack_message, unpack_request
@@ -232,3 +234,25 @@ def test_the_message_survives_the_wire(command: list[str]) -> None:
     wanted = spawn_options.SpawnOptions(command=command)
     message = spawn_options.message(wanted, {})
     assert unpack_request(pack_message(message)[4:]) == message
+
+
+def test_a_time_to_come() -> None:
+    now = datetime(2026, 1, 31, 22, 30)
+
+    def at(text: str) -> datetime:
+        return coming(text, now.timestamp()).replace(tzinfo=None)
+
+    assert at("02:00") == datetime(2026, 2, 1, 2)
+    assert at("22:30") == now + timedelta(days=1)
+    assert at("22:31") == now + timedelta(minutes=1)
+    assert at("in 2h") == now + timedelta(hours=2)
+    assert at("2026-02-28T02:00") == datetime(2026, 2, 28, 2)
+    (after,) = spawn(at="in 2h").after
+    assert after.at is not None
+    assert after.at.tzinfo is not None
+
+
+@pytest.mark.parametrize("text", ["", "soon", "25:00", "in soon", "2026-01-31T22:00", "yesterday"])
+def test_a_time_that_does_not_come(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is not a time to come|is over"):
+        coming(text, datetime(2026, 1, 31, 22, 30).timestamp())

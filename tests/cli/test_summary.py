@@ -45,6 +45,8 @@ def test_a_night_in_numbers_each_run_counted_once(night: World) -> None:
             "cost_usd": 150.0,
             "tokens": 60_000,
             "failed": 6,
+            "checked": 0,
+            "unchecked": 594,
             "partial": True,
         }
         | whole,
@@ -54,6 +56,8 @@ def test_a_night_in_numbers_each_run_counted_once(night: World) -> None:
             "cost_usd": 25.0,
             "tokens": 10_000,
             "failed": 1,
+            "checked": 0,
+            "unchecked": 99,
             "partial": False,
         }
         | whole,

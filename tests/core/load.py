@@ -20,6 +20,7 @@ from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.machine import Machine
 from sfad.core.state.access import Peer
+from sfad.core.state.request import Stage
 from sfad.core.state.run import Run
 from sfad.core.state.vocabulary import Timer
 from sfad.protocol.types import Bound, Limit, LimitKind, RunId
@@ -66,6 +67,8 @@ class Load:
     launches: int = 0
     releases: int = 0
     kills: int = 0
+    stages: tuple[Stage, ...] = ()
+    """Of every fourth run."""
     fed: list[e.Event] | None = None
     """The events, where they are to be fed to another machine."""
 
@@ -105,6 +108,7 @@ class Load:
             limits=LIMITS,
             max_descendants=BUDGET,
             attempts=attempts,
+            stages=self.stages if self.asked % 4 == 0 else (),
         )
         self.queue.append(e.SpawnRequested(self.now, self.asked, peer, asked))
 

@@ -24,6 +24,7 @@ from msgspec.structs import replace
 
 from sfad.core import commands as c
 from sfad.core import events as e
+from sfad.core.life.stages import is_checked
 from sfad.core.machine import Machine
 from sfad.core.purses import Purses
 from sfad.core.state.access import Peer
@@ -283,7 +284,7 @@ class World:
         """What is saved of each live run: `Birth` and `State`."""
         self.noted: set[RunId] = set()
         """Runs that have used something since they were saved."""
-        self.launches: set[tuple[RunId, int]] = set()
+        self.launches: set[tuple[RunId, int, int]] = set()
         self.crash_after: int | None = None
         """After how many commands of the next event the daemon is killed."""
         self.rebooted = False
@@ -625,6 +626,10 @@ class World:
                 above.status is Status.STOPPING or above.clearing for above in run.ancestors
             )
             assert run.status is old or (stopped_above and run.status is Status.STOPPING)
+        elif run.latest.next_stage is not None or (
+            run.latest.stage and old in {Status.RUNNING, Status.PAUSED, Status.STARTING}
+        ):
+            self._check_stage(one, before)
         elif not one.begun:
             assert run.outcome is Status.FAILED
             assert run.latest.exit is None
@@ -647,6 +652,17 @@ class World:
             } or ended_by_another(run)
         assert run.status is Status.STARTING or run.attempt == before.attempt
         assert run.admitted == before.admitted
+
+    @staticmethod
+    def _check_stage(one: Remembered, before: State) -> None:
+        """A check is executed again, a setup is not, and nothing unknown is a success."""
+        run = one.run
+        if run.ending is not None:
+            assert run.outcome is not Status.COMPLETED
+        elif before.status is not Status.RETRYING:
+            assert run.status is Status.RETRYING
+            assert one.startable
+            assert is_checked(run) or run.latest.said_finished
 
     # ---- use
 
@@ -997,7 +1013,9 @@ class World:
         assert run.id in self.committed, f"{run.id} was launched before its admission was committed"
         assert run.status is Status.STARTING
         assert not self.books[run.id].released
-        assert (run.id, run.attempt) not in self.launches, "the same attempt was launched twice"
+        what = (run.id, run.attempt, run.latest.stage)
+        # a check is executed again if it is not known how it ended
+        assert what not in self.launches or is_checked(run), "the same was launched twice"
         assert run.attempt > 1 or not run.awaits
         for after in run.asked.queueing.after:
             awaited = self.books[after.run]
@@ -1009,7 +1027,7 @@ class World:
             or not self.books[run.id].waited
             or not run.paused_in_lineage
         )
-        self.launches.add((run.id, run.attempt))
+        self.launches.add(what)
         box = self._box_for(run)
         assert not box.alive, f"{run.id} was launched over what its last attempt left"
         box.starting = True

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as replaced
 
 from sfad.core import commands as c
 from sfad.core import events as e
@@ -404,3 +406,50 @@ def test_the_next_daemon_knows_the_groups() -> None:
     new = adopted(t, "a1", "a2", groups=GROUPS)
     assert new.machine.slots.group_count("ann", "gpu") == 1
     new >> new.exited("a1") << "release a1" << "launch a2"
+
+
+# ---- a time
+
+
+NOW = 1_800_014_400.0
+"""What the clock of the machine shows when a request of a transcript comes."""
+
+
+def at(seconds: float) -> After:
+    return After(run="", at=datetime.fromtimestamp(NOW + seconds, UTC))
+
+
+def clock(t: Transcript, run: RunId, seconds: float) -> e.TimerFired:
+    return replaced(t.fired(run, "at"), unix_time=NOW + seconds)
+
+
+def test_a_run_waits_for_a_time_which_is_looked_at_again_and_again() -> None:
+    t = Transcript()
+    (t >> t.spawn("a", after=(at(90),))) << "admit a1" << "arm a1 at +60"
+    (t >> t.committed("a1")).skip()
+    (hold,) = t.machine.holds(t.run("a1"), t.at, lambda _at: datetime.now(UTC))
+    assert (hold.kind, hold.blocks, hold.until) == ("at", "start", at(90).at)
+    (t.later(60) >> clock(t, "a1", 60)) << "arm a1 at +30"
+    (t.later(30) >> clock(t, "a1", 20)) << "arm a1 at +60"  # the clock was set
+    (t >> clock(t, "a1", 91)) << "launch a1"
+
+
+def test_it_waits_for_a_time_and_a_run() -> None:
+    t = Transcript()
+    a = t.start("a")
+    (t >> t.spawn("b", after=(After(run=a), at(10)))).skip()
+    (t >> t.committed("a2")).skip()
+    (t >> t.exited(a)).skip()
+    assert t.run("a2").status is Status.QUEUED
+    (t >> clock(t, "a2", 10)) << "launch a2"
+    (t >> t.spawn("c", after=(at(-1),))) << "admit a3"
+
+
+def test_a_time_is_kept_by_the_next_daemon() -> None:
+    t = Transcript()
+    (t >> t.spawn("a", after=(at(10),))).skip()
+    (t >> t.committed("a1")).skip()
+    later = Transcript()
+    (later >> e.RunsAdopted(0.0, (Remembered(t.run("a1"), startable=True),), "it died")).skip()
+    (later >> clock(later, "a1", 5)) << "arm a1 at +5"
+    (later >> clock(later, "a1", 10)) << "launch a1"

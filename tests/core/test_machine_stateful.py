@@ -18,7 +18,7 @@ from sfad.core.state.access import Peer
 from sfad.core.state.account import OpenReservation, Use
 from sfad.core.state.money import NANOS
 from sfad.core.state.policy import Policy
-from sfad.core.state.request import Asked
+from sfad.core.state.request import Asked, Stage
 from sfad.core.state.run import Run, Rung
 from sfad.core.state.vocabulary import Timer
 from sfad.protocol.kinds import KINDS, METERED_KINDS
@@ -149,6 +149,9 @@ BOUNDS = st.one_of(
     st.none(), st.none(), st.builds(Bound, value=st.integers(-1, 9), source=st.just("--flag"))
 )
 
+CHECKS = (Stage("check", "a", seconds=2.0), Stage("check", "b"))
+SETUP = Stage("setup", "c", before=True)
+
 ASKED = st.builds(
     asked_for,
     argv=st.sampled_from([("x",), ("claude",)]),
@@ -170,6 +173,7 @@ ASKED = st.builds(
     queue=st.sampled_from([True, True, False]),
     priority=st.integers(0, 2),
     claim=st.sampled_from([Claim(), Claim(), Claim(), Claim(), Claim(names=["a"]), Claim(depth=3)]),
+    stages=st.sampled_from([(), (), (), CHECKS, (SETUP, *CHECKS), (SETUP,)]),
 )
 
 PLAIN = st.builds(

@@ -20,6 +20,7 @@ from sfad.config import (
 )
 from sfad.daemon.reloading import AT_START
 from sfad.features.budgets.feature import TeamBudget, UserBudget
+from sfad.features.checks.feature import ProfileChecks
 from sfad.features.gateway.feature import UpstreamConfig
 from sfad.features.hooks.feature import Hook
 from tests.docs.pages import CHANGELOG, README, ROOT, blocks, rows, sections, text_of
@@ -87,7 +88,7 @@ def test_every_value_that_is_shown_is_allowed(tmp_path: Path, block: str) -> Non
 def test_every_key_below_a_name() -> None:
     entries = {
         "prices": Price, "programs": ProgramConfig, "users": UserBudget, "teams": TeamBudget,
-        "upstreams": UpstreamConfig, "hooks": Hook, "groups": GroupConfig,
+        "upstreams": UpstreamConfig, "hooks": Hook, "groups": GroupConfig, "check": ProfileChecks,
         "agents": get_args(get_type_hints(Whole)["agents"])[1],
     }  # fmt: skip
     shown = {shown.key for shown in keys(NAMED)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import msgspec
@@ -160,7 +161,7 @@ def test_views_say_what_it_waits_for(daemon: Daemon) -> None:
     assert f"{run} (deploy) is queued: {words}; " in daemon.sfactl("why", run).stdout
     assert words in daemon.sfactl("info", run).stdout
     shown = msgspec.json.decode(daemon.sfactl("info", run, "--json").stdout)
-    assert shown["after"] == [{"run": first, "ok": False}, {"run": first, "ok": True}]
+    assert [(each["run"], each["ok"]) for each in shown["after"]] == [(first, False), (first, True)]
     listed = daemon.sfactl("list").stdout
     assert "AFTER" in listed.splitlines()[0]
     assert f"{first},{first}:ok" in listed
@@ -326,3 +327,26 @@ def test_the_config_names_groups_well(tmp_path: Path) -> None:
         (tmp_path / "sfad.toml").write_text(text)
         with pytest.raises(ConfigError, match=said):
             load([tmp_path / "sfad.toml"])
+
+
+# ---- at a time
+
+
+def test_a_run_starts_at_its_time_also_if_the_daemon_died_meanwhile(start: Start) -> None:
+    daemon, soon = start(), datetime.now(UTC) + timedelta(seconds=2)
+    with daemon.client() as client:
+        run = started(client, ["true"], after=[After(run="", at=soon)])
+        assert run.status is Status.QUEUED
+        (hold,) = info(client, run.id).holds
+        assert (hold.kind, hold.until) == ("at", soon)
+        later = started(client, ["true"], after=[After(run="", at=soon + timedelta(days=1))])
+    daemon.kill()
+    daemon.restart()
+    with daemon.client() as client:
+        over = ended(client, run.id)
+        assert over.status is Status.COMPLETED
+        assert over.started_at is not None
+        assert over.started_at >= soon
+        assert info(client, later.id).status is Status.QUEUED
+        stopped(client, later.id)
+        assert refusal(client, after=[After(run="", at=soon)], queue=False)

@@ -31,7 +31,7 @@ from ..state.naming import AGENT_COMMANDS, program_name
 from ..state.policy import Invalid
 from ..state.quotas import HOUR, QuotaUse, SlidingRate
 from ..state.run import Ending, Run
-from ..state.vocabulary import ReasonKind
+from ..state.vocabulary import ReasonKind, Timer
 from .candidate import Draft, candidate, draft, limits_for
 from .guard import MayStart, Question, first_refusal
 
@@ -46,11 +46,12 @@ class Awaiting:
     waiters: dict[RunId, list[RunId]] = field(default_factory=dict)
     """By the run that they wait for."""
 
-    def awaited_by(self, run: Run, ended: Mapping[RunId, Status]) -> tuple[After, ...]:
-        """Return what a run that is to be admitted has to wait for. `ended`: see `SpawnRequested`.
-        Raise `Invalid` if it could never start."""
+    def awaited_by(self, run: Run, ev: e.SpawnRequested) -> tuple[After, ...]:
+        """Return what a run that is to be admitted has to wait for. Raise `Invalid` if it could
+        never start."""
+        ended = ev.ended
         for after in run.asked.queueing.after:
-            if self._ctx.tree.get(after.run) is not None:
+            if after.at is not None or self._ctx.tree.get(after.run) is not None:
                 continue
             status = ended.get(after.run)
             if status is None:
@@ -65,7 +66,7 @@ class Awaiting:
             dict.fromkeys(
                 after
                 for after in run.asked.queueing.after
-                if self._ctx.tree.get(after.run) is not None
+                if self._ctx.tree.get(after.run) is not None or _is_later(after, ev.unix_time)
             )
         )
         self._refuse_circle(run, found)
@@ -76,7 +77,7 @@ class Awaiting:
         after it: one above it. No other circle is possible, because a run can only wait for runs
         that were admitted before it."""
         above = {each.id for each in run.ancestors}
-        paths = [[after.run] for after in awaits] if above else []
+        paths = [[after.run] for after in awaits if after.at is None] if above else []
         seen: set[RunId] = set()
         for path in paths:
             last = path[-1]
@@ -88,12 +89,12 @@ class Awaiting:
                 )
             if last not in seen and (waits := self._ctx.tree.get(last)) is not None:
                 seen.add(last)
-                paths += [[*path, after.run] for after in waits.awaits]
+                paths += [[*path, after.run] for after in waits.awaits if after.at is None]
 
     def wait(self, run: Run) -> None:
         """Let the run wait for each of `run.awaits`."""
         # once, also where it waits for an end and for a success
-        for awaited in dict.fromkeys(after.run for after in run.awaits):
+        for awaited in dict.fromkeys(after.run for after in run.awaits if after.at is None):
             self.waiters.setdefault(awaited, []).append(run.id)
 
     def ended(self, ends: Mapping[RunId, Status], at: float) -> list[Run]:
@@ -307,7 +308,7 @@ class Admission:
                     return
                 self._ctx.elsewhere.share_out(run)
                 self._ctx.purses.share_out(run)
-            awaits = self._awaiting.awaited_by(run, ev.ended) if ev.asked.queueing.after else ()
+            awaits = self._awaiting.awaited_by(run, ev) if ev.asked.queueing.after else ()
         except Invalid as invalid:
             self._ctx.fail(ev.token, ErrorCode.BAD_REQUEST, str(invalid))
             return
@@ -326,6 +327,8 @@ class Admission:
             self._refuse(ev, run, caller, refusal)
         else:
             self._admit(run, awaits, ev.at)
+            if awaits and any(after.at is not None for after in awaits):
+                self.time_due(run, ev.at, ev.unix_time)
 
     def _continued(self, run: RunId, by: RunId | None) -> str | None:
         """Return why a run cannot be continued: it lives, or another run continues it. Two would
@@ -553,6 +556,27 @@ class Admission:
         """Release what waits for runs that ended before the runs of an earlier daemon were
         adopted."""
         self._release(self._awaiting.ended_before(ends, at))
+        for run in self._ctx.tree:
+            if run.awaits and any(after.at is not None for after in run.awaits):
+                self._ctx.arm(run, Timer.AT, at)
+
+    def time_due(self, run: Run, at: float, unix_time: float) -> None:
+        """Release a run if the time has come for which it waits; else look again: soon, because the
+        clock of the machine may be set, or stand while the machine sleeps."""
+        left = tuple(
+            after for after in run.awaits if after.at is None or _is_later(after, unix_time)
+        )
+        if run.status is not Status.QUEUED:
+            return
+        if left != run.awaits:
+            run.awaits = left
+            self._ctx.changed(run)
+            if not left:
+                self._ctx.released.append(run)
+        times = [after.at.timestamp() for after in left if after.at is not None]
+        if times:
+            wait = min(max(times) - unix_time, LOOK_AGAIN)
+            self._ctx.arm(run, Timer.AT, at + wait)
 
     def _release(self, runs: Iterable[Run]) -> None:
         for run in runs:
@@ -611,6 +635,16 @@ class Admission:
             self._awaiting.forget(ended)
         for run in ended:
             self._refusals.pop(run.id, None)
+            if run.awaits and any(after.at is not None for after in run.awaits):
+                self._ctx.disarm(run, Timer.AT)
+
+
+LOOK_AGAIN = 60.0
+"""Seconds after which the clock of the machine is looked at again at the latest."""
+
+
+def _is_later(after: After, unix_time: float) -> bool:
+    return after.at is not None and after.at.timestamp() > unix_time
 
 
 def _use_of(rate: SlidingRate | None, key: str, limit: int, at: float) -> QuotaUse:

@@ -16,6 +16,7 @@ from ..life.attempts import AttemptTracker
 from ..life.lifecycle import Lifecycle
 from ..life.pausing import Pausing
 from ..life.spending import Spending
+from ..life.stages import is_checked
 from ..life.stopping import GONE, Stopping, StopRequests
 from ..limits.enforcement import LimitHolds
 from ..state.run import Ending, Run
@@ -115,7 +116,7 @@ class Adopting:
 
     def _continue_launch(self, one: Remembered, why: str, at: float) -> None:
         run = one.run
-        if not one.begun:
+        if not one.begun and not is_checked(run):
             what = (
                 "nothing of it has run"
                 if run.attempt == 1
@@ -130,7 +131,9 @@ class Adopting:
 
     def _unknown(self, one: Remembered, why: str, at: float) -> None:
         message = f"{why} while it was being started; whether it ran cannot be known"
-        self._attempts.conclude_unseen(one.run, at, message, empty=one.empty)
+        self._attempts.conclude_unseen(
+            one.run, at, message, empty=one.empty, startable=one.startable
+        )
 
     def _thaw(self, run: Run) -> None:
         """A resume, or a stop's freeze, may have been half done."""

@@ -4,23 +4,38 @@ An attempt succeeds, is followed by another, or fails the run.
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ...protocol.checks import on_one_line, to_repair
 from ...protocol.event_types import EventType
 from ...protocol.requests.gateway import EndCall
+from ...protocol.texts.units import format_duration
 from ...protocol.types import ApiTrouble, Reason, RunId, Status
 from .. import commands as c
 from .. import events as e
 from ..context import Context, grace_of
 from ..state.account import Silence
-from ..state.run import PATH, Attempt, Ending, FailedBelow, ProcessExit, Run
+from ..state.run import PATH, Attempt, Ending, FailedBelow, ProcessExit, Run, StageEnd
 from ..state.vocabulary import ReasonKind, Timer, signal_name
 from .lifecycle import Lifecycle
 from .pausing import Pausing
+from .stages import (
+    CANNOT_EXECUTE,
+    failure,
+    how_it_failed,
+    is_checked,
+    next_stage,
+    present,
+)
 from .stopping import Stopping, paused_in
 
 MAX_ERROR = 200
 """Characters of a failed call's error that are shown with its run."""
+_INTERRUPTED = Ending(
+    Status.CANCELLED,
+    Reason(kind=ReasonKind.INTERRUPT, message="interrupted where it was started (Ctrl-C)"),
+)
 _REFUSALS = frozenset({400, 404, 405, 413, 415, 422})
 """Statuses that say that a request is wrong. To send it again as it is would change nothing."""
 
@@ -44,6 +59,8 @@ class AttemptTracker:
         """Go on with a run that was starting: its command has been executed."""
         run.started_at = at if run.started_at is None else run.started_at
         run.move(Status.RUNNING)
+        if run.latest.stage:
+            self._stage_begins(run, at)
         if run.paused_in_lineage:
             run.move(Status.PAUSED)
             # it was not there yet when its ancestor was frozen, and signals reach only what is
@@ -56,7 +73,10 @@ class AttemptTracker:
         elif run.limit_hold is None:
             self._lifecycle.start_clock(run, at)
         self._ctx.save_and_record(run)
-        self._ctx.publish(EventType.RUN_STARTED, run)
+        if run.latest.exit is None and not run.latest.ended_stages:
+            self._ctx.publish(EventType.RUN_STARTED, run)
+        if run.latest.stage:
+            self._publish_stage(run)
         if run.limit_hold is not None:
             # by itself, even where an ancestor is frozen: that one's resume must not thaw it
             self._pausing.pause(run, at)
@@ -69,6 +89,9 @@ class AttemptTracker:
         second later."""
         if run.status is not Status.STARTING:
             return
+        if run.latest.stage:
+            self._stage_failed(run, ev.at, f"it was not executed: {ev.error}", empty=True)
+            return
         about = ev.about if ev.kind == "launch" else None
         reason = Reason(kind=ev.kind, message=ev.error, errno=ev.errno, about=about)
         # a foreign process may have joined the cgroup and started runs there; no run ends before
@@ -78,6 +101,9 @@ class AttemptTracker:
     def main_exited(self, run: Run, ev: e.MainExited) -> None:
         """Take note of how the main process ended, and decide what follows."""
         latest = run.latest
+        if latest.stage:
+            self._stage_exited(run, ev)
+            return
         latest.exit, latest.pid = ProcessExit(ev.code, ev.signal), None
         self._ctx.changed(run)
         if not latest.knows_its_calls or (
@@ -98,16 +124,13 @@ class AttemptTracker:
             )
             self.conclude_unseen(run, ev.at, why, empty=ev.empty)
         elif latest.succeeded:
-            self.conclude(run, ev.at, Ending(Status.COMPLETED, None), empty=ev.empty)
+            self._succeeded(run, ev.at, empty=ev.empty)
         elif ev.failed is not None:
             reason = Reason(kind=ReasonKind.AGENT, message=ev.failed)
             self.conclude(run, ev.at, Ending(Status.FAILED, reason), empty=ev.empty)
         elif run.asked.inherits and latest.exit.interrupted:
             # the key went to the program and not to sfactl, which would have stopped the run
-            reason = Reason(
-                kind=ReasonKind.INTERRUPT, message="interrupted where it was started (Ctrl-C)"
-            )
-            self.conclude(run, ev.at, Ending(Status.CANCELLED, reason), empty=ev.empty)
+            self.conclude(run, ev.at, _INTERRUPTED, empty=ev.empty)
         elif run.attempt < run.asked.retries.attempts and run.cut is None:
             self._retry(run, ev.at)
         else:
@@ -125,6 +148,10 @@ class AttemptTracker:
         result, else as lost. It is not started again in either case: it may have done what it was
         started for. But its session may be continued, with `Retries.resume`: there the agent sees
         what it has done. `startable`: what it is to be started with is known."""
+        if startable and is_checked(run):
+            # a check says what is so, whenever it is executed
+            self._continue_with(run, at, run.latest.stage, empty=empty)
+            return
         if (
             run.asked.retries.resume
             and startable
@@ -134,10 +161,17 @@ class AttemptTracker:
             run.latest.exit = ProcessExit(None, None)
             self.retry_in_session(run, at, f"is lost: {why}", empty=empty)
             return
+        latest = run.latest
         ending = Ending(Status.LOST, Reason(kind=ReasonKind.DAEMON, message=why))
-        run.latest.exit = ProcessExit(None, None)
-        if run.latest.said_finished:
-            outcome, said = _said(run.latest)
+        if not latest.stage:
+            latest.exit = ProcessExit(None, None)
+        outcome, said = _said(latest)
+        is_over = latest.said_finished and not latest.stage
+        if is_over and outcome is Status.COMPLETED and self._goes_on(run):
+            if startable:
+                self._succeeded(run, at, empty=empty)
+                return
+        elif is_over:
             ending = Ending(
                 outcome,
                 Reason(
@@ -145,6 +179,121 @@ class AttemptTracker:
                 ),
             )
         self.conclude(run, at, ending, empty=empty)
+
+    # ---- Stages beside the command
+
+    @staticmethod
+    def _goes_on(run: Run) -> bool:
+        """Return whether a stage follows what has succeeded. A run whose last word was cut by a
+        limit has not."""
+        return bool(run.asked.stages) and run.cut is None and next_stage(run) is not None
+
+    def _succeeded(self, run: Run, at: float, *, empty: bool) -> None:
+        """Go on with a run whose command, or stage, has succeeded: with the next stage, or to its
+        end."""
+        following = next_stage(run) if run.asked.stages and run.cut is None else None
+        if following is None:
+            self.conclude(run, at, Ending(Status.COMPLETED, None), empty=empty)
+        else:
+            self._continue_with(run, at, following, empty=empty)
+
+    def _continue_with(self, run: Run, at: float, stage: int, *, empty: bool) -> None:
+        """Have a stage executed, or the command (0), once nothing is alive of what was before."""
+        run.latest.next_stage = stage
+        self._clear(run, at, empty=empty)
+
+    def _stage_begins(self, run: Run, at: float) -> None:
+        latest, allowed = run.latest, present(run).seconds
+        latest.stage_from = run.clock.elapsed(at)
+        until = latest.stage_from + allowed if allowed is not None else run.allowed_time
+        # else its own limit of time ends the run
+        latest.stage_until = until if until < run.allowed_time else None
+
+    def _publish_stage(self, run: Run) -> None:
+        stage, kinds = present(run), [each.kind for each in run.asked.stages]
+        place, count = kinds[: run.latest.stage].count(stage.kind), kinds.count(stage.kind)
+        of = f" {place} of {count}" if count > 1 else ""
+        words = f"{stage.kind}{of}: {on_one_line(stage.command)}"
+        self._ctx.publish(EventType.RUN_PROGRESS, run, words)
+
+    def _stage_exited(self, run: Run, ev: e.MainExited) -> None:
+        latest, exit_ = run.latest, ProcessExit(ev.code, ev.signal)
+        latest.pid = None
+        self._ctx.changed(run)
+        if run.status is Status.STOPPING:
+            if ev.empty and not run.children:
+                self._lifecycle.finish(run, ev.at)
+            self._stopping.main_ended(run)
+        elif run.status is Status.RETRYING:
+            pass  # the ladder that clears it reports `Emptied`
+        elif exit_.unknown:
+            why = (
+                "it outlived the daemon that started it, and the kernel does not tell how it ended"
+            )
+            self.conclude_unseen(run, ev.at, why, empty=ev.empty)
+        elif exit_.success:
+            latest.ended_stages.append(
+                StageEnd(latest.stage, run.clock.elapsed(ev.at) - latest.stage_from, exit_)
+            )
+            latest.stage_until = None
+            self._succeeded(run, ev.at, empty=ev.empty)
+        elif run.asked.inherits and exit_.interrupted:
+            self.conclude(run, ev.at, _INTERRUPTED, empty=ev.empty)
+        else:
+            self._stage_failed(
+                run, ev.at, how_it_failed(exit_), exit_, ev.last_lines, empty=ev.empty
+            )
+
+    def stage_due(self, run: Run, at: float, lines: Sequence[str]) -> bool:
+        """Stop a stage that has taken too long. Return whether it has. `lines`: what it has said
+        last."""
+        until = run.latest.stage_until
+        due = run.clock.reaches(until) if until is not None else None
+        if due is None or due > at or run.status is not Status.RUNNING:
+            return False
+        allowed = present(run).seconds
+        assert allowed is not None
+        self._stage_failed(
+            run, at, f"it took longer than {format_duration(allowed)}", None, lines, empty=False
+        )
+        return True
+
+    def _stage_failed(
+        self,
+        run: Run,
+        at: float,
+        how: str,
+        exit_: ProcessExit | None = None,
+        lines: Sequence[str] = (),
+        *,
+        empty: bool,
+    ) -> None:
+        """Have the agent repair what has failed, where there is another attempt, or end the run. No
+        agent can repair the typo of a person, nor what happens before it."""
+        latest, stage = run.latest, present(run)
+        seconds = max(0.0, run.clock.elapsed(at) - latest.stage_from)
+        if run.status is Status.STARTING:
+            seconds = 0.0
+        end = StageEnd(latest.stage, seconds, exit_, how)
+        latest.ended_stages.append(end)
+        latest.stage_until = None
+        reason = failure(stage, end, lines)
+        executed = run.status is not Status.STARTING and (
+            exit_ is None or exit_.code not in CANNOT_EXECUTE
+        )
+        if (
+            executed
+            and not stage.before
+            and run.attempt < run.asked.retries.attempts
+            and run.cut is None
+        ):
+            latest.cut_short = f"failed: {reason.message}"
+            latest.tells_next = to_repair(reason)
+            self._retry(run, at, empty=empty)
+        else:
+            self.conclude(run, at, Ending(Status.FAILED, reason), empty=empty)
+
+    # ---- The end of an attempt
 
     def conclude(self, run: Run, at: float, ending: Ending, *, empty: bool) -> None:
         """End a run whose main process has ended, and stop what it has left. `empty`: nothing is
@@ -207,7 +356,11 @@ class AttemptTracker:
     def _retry(self, run: Run, at: float, *, empty: bool = False) -> None:
         run.latest.next_resumes |= run.asked.retries.resume
         run.latest.failed_at = at
-        if run.status is Status.PAUSED:
+        self._clear(run, at, empty=empty)
+
+    def _clear(self, run: Run, at: float, *, empty: bool) -> None:
+        """Stop what is alive in a run, and below it, before something is executed in it again."""
+        if run.status is not Status.RUNNING:
             run.move(Status.RUNNING)
         run.move(Status.RETRYING)
         frozen = paused_in(run)
@@ -227,6 +380,11 @@ class AttemptTracker:
 
     def _cleared(self, run: Run, at: float) -> None:
         self._lifecycle.leave_ladder(run)
+        if run.latest.next_stage is not None:
+            run.retry_at = at
+            self._ctx.changed(run)
+            self._ctx.arm(run, Timer.RETRY, at)
+            return
         policy = self._ctx.policy
         first = (
             run.asked.retries.retry_delay
@@ -259,9 +417,9 @@ class AttemptTracker:
     def agent_said(self, run: Run, ev: e.AgentSaid) -> None:
         """Take note of the agent's words; an agent that has printed its final result is expected to
         exit."""
-        if run.status is Status.STOPPING:
-            return
         latest = run.latest
+        if run.status is Status.STOPPING or latest.stage or latest.next_stage is not None:
+            return
         trouble, latest.trouble = latest.known_trouble, ev.trouble
         self._publish_trouble(run, trouble, ev.at)
         before = latest.said_finished
@@ -276,8 +434,9 @@ class AttemptTracker:
     def await_exit(self, run: Run, at: float) -> None:
         """Give an agent that has printed its final result, or made its last call, a while to
         exit."""
-        finished = run.latest.said_finished and not run.asked.takes_input
-        if finished or run.latest.last_call == "made":
+        latest = run.latest
+        finished = latest.said_finished and not run.asked.takes_input
+        if (finished or latest.last_call == "made") and not latest.stage:
             self._ctx.arm(run, Timer.RESULT, at + self._ctx.policy.stop.result_wait)
 
     def call_ended(self, run: Run, end: EndCall, at: float) -> None:
@@ -357,6 +516,11 @@ class AttemptTracker:
             self._retry(run, at)
             return
         outcome, said = _said(latest)
+        if outcome is Status.COMPLETED and self._goes_on(run):
+            words = "the agent printed its final result and did not exit; it is being stopped"
+            self._ctx.publish(EventType.RUN_PROGRESS, run, words)
+            self._succeeded(run, at, empty=False)
+            return
         wait = f"{self._ctx.policy.stop.result_wait:g} s"
         message = (
             f"the agent printed {said} and did not exit within {wait}; "

@@ -28,6 +28,7 @@ from ..state.run import Attempt, Ending, FailedBelow, Run, Rung
 from ..state.vocabulary import BY_AGENT, BY_BOUND, ReasonKind, Timer
 from ..watching import Watching
 from .spending import Spending
+from .stages import first_stage, told_of_checks
 
 # ---- Launch, clock, end
 
@@ -46,9 +47,18 @@ class Lifecycle:
             self._ctx.do(c.Place(run))
             return
         run.move(Status.STARTING)
-        if run.latest.said_finished:
+        latest = run.latest
+        if latest.said_finished:
             self._ctx.disarm(run, Timer.RESULT)
-        run.latest, run.retry_at = Attempt(run.attempt + 1, resumes=run.latest.next_resumes), None
+        run.retry_at = None
+        if latest.next_stage is not None:
+            latest.stage, latest.next_stage = latest.next_stage, None
+        else:
+            run.latest = Attempt(
+                latest.number + 1, resumes=latest.next_resumes, told=latest.tells_next
+            )
+            if run.asked.stages and not latest.number:
+                run.latest.stage = first_stage(run)
         self._ctx.changed(run)
         self._ctx.do(c.Launch(run))
 
@@ -73,11 +83,13 @@ class Lifecycle:
 
     def next_mark(self, run: Run) -> float:
         """Return the seconds at which the run's time calls for an event or an action."""
-        time = run.limits.get(LimitKind.TIME)
+        time, most = run.limits.get(LimitKind.TIME), run.max_time
+        if run.latest.stage_until is not None:
+            most = min(most, run.latest.stage_until)
         if time is None or time.over:
-            return run.max_time
+            return most
         share = 1.0 if time.near else self._ctx.policy.limits.nearing
-        return min(time.limit.threshold * share, run.max_time)
+        return min(time.limit.threshold * share, most)
 
     def halt_clock(self, run: Run, at: float) -> None:
         run.clock.halt(at)
@@ -212,10 +224,11 @@ def _by_itself(ending: Ending) -> bool:
 
 
 def _told(run: Run) -> str:
-    """Return why a run has ended, and what its end has stopped."""
+    """Return why a run has ended, how it was checked, and what its end has stopped."""
     reason = run.ending.reason if run.ending is not None else None
     stopped = run.stopped_children
     told = [
+        told_of_checks(run) if run.asked.stages and run.status is Status.COMPLETED else "",
         reason.message if reason is not None else "",
         stopped.message if stopped is not None else "",
     ]

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from ...protocol.holds import HOLDS
 from ...protocol.kinds import KINDS
 from ...protocol.limits import format_excess
@@ -88,8 +90,13 @@ def _start(run: Run, slots: Slots, now: float, moment: Moment) -> Iterator[Hold]
     if (found := _first(run, slots)) is not None:
         kind, words = found
         away = remote.heard_at if kind == "lease" and remote is not None else since
-        yield _hold(kind, "start", words, moment, away)
-    if run.status is Status.RETRYING:
+        hold = _hold(kind, "start", words, moment, away)
+        times = [after.at for after in run.awaits if after.at is not None]
+        yield hold if kind != "at" else replace(hold, until=max(times))
+    if run.status is Status.RETRYING and run.latest.next_stage is not None:
+        words = "what was executed before in it is being stopped" if run.clearing else "it is next"
+        yield _hold("stage", "start", words, moment)
+    elif run.status is Status.RETRYING:
         yield _retry(run, now, moment)
     if run.status is Status.QUEUED and not run.committed:
         yield _hold("record", "start", "its admission is being recorded", moment, since)
@@ -99,8 +106,11 @@ def _first(run: Run, slots: Slots) -> tuple[str, str] | None:
     """Return what a run waits for first: the kind of hold, and the words."""
     remote = run.remote
     if run.awaits:
-        ends = (f"{after.run} has {'completed' if after.ok else 'ended'}" for after in run.awaits)
-        return "after", f"it starts when {' and '.join(ends)}"
+        runs = [after for after in run.awaits if after.at is None]
+        ends = (f"{after.run} has {'completed' if after.ok else 'ended'}" for after in runs)
+        times = [f"it is {after.words}" for after in run.awaits if after.at is not None]
+        kind = "after" if runs else "at"
+        return kind, f"it starts when {' and '.join((*ends, *times))}"
     if (full := slots.full_for_root(run.id)) is not None:
         return "group" if full.key.startswith("groups.") else "slot", _slot_words(full)
     if remote is None:

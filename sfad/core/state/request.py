@@ -132,6 +132,18 @@ class Retries(Struct, frozen=True, omit_defaults=True):
     is followed by another."""
 
 
+class Stage(Struct, frozen=True, omit_defaults=True):
+    """A command that a feature has executed in a run beside its own: once before the first attempt,
+    or after each attempt that has ended with success."""
+
+    kind: str
+    """What it is called, as in `Reason.kind` and `RunInfo.activity`."""
+    command: str
+    before: bool = False
+    seconds: float | None = None
+    """How long it may take; `None`: as long as the run."""
+
+
 class Sources(Struct, frozen=True, omit_defaults=True):
     """What will tell how much a run uses."""
 
@@ -182,6 +194,8 @@ class Asked(Struct, frozen=True, omit_defaults=True):
     prints_in: RunId | None = None
     """The run above whose stdout holds what it prints, and whose meter reads that; or whose output
     is a part of such a run's."""
+    stages: tuple[Stage, ...] = ()
+    """Those before its command come first."""
 
     @property
     def by_tool(self) -> bool:

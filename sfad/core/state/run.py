@@ -178,6 +178,18 @@ class ProcessExit(Struct, gc=False):
         return self.signal == SIGINT or self.code == 128 + SIGINT
 
 
+class StageEnd(Struct, frozen=True, omit_defaults=True, gc=False):
+    """How a stage of an attempt has ended."""
+
+    stage: int
+    """As in `Attempt`."""
+    seconds: float
+    exit: ProcessExit | None = None
+    """`None`: it could not be executed, or took too long."""
+    failed: str = ""
+    """How it failed, in words."""
+
+
 class Attempt(Struct, omit_defaults=True, gc=False):
     """One execution of the run's command, and what its agent says of it."""
 
@@ -206,6 +218,20 @@ class Attempt(Struct, omit_defaults=True, gc=False):
     """When another attempt was decided on; `None` also after a reboot."""
     last_call: Literal["under_way", "made"] | None = None
     """What has become of its last call, if a limit has concluded the run."""
+    stage: int = 0
+    """Which of `Asked.stages` is executed, or was last, counted from 1; 0: its command."""
+    next_stage: int | None = None
+    """What follows it in this attempt, once nothing of it is alive; `None`: nothing, or that is not
+    decided yet."""
+    stage_from: float = 0.0
+    """What the run's clock had counted when the stage began."""
+    stage_until: float | None = None
+    """What it may count before the stage has failed; `None`: as much as the run may."""
+    ended_stages: list[StageEnd] = []
+    tells_next: str | None = None
+    """What the agent is told if the next attempt continues its session."""
+    told: str | None = None
+    """What it was told so; `None`: to go on."""
 
     @property
     def known_trouble(self) -> ApiTrouble | None:

@@ -30,6 +30,8 @@ class Timer(Word):
     """Its client did not come back after the daemon's restart."""
     CALLS = "calls"
     """A model call has waited for others for as long as it may."""
+    AT = "at"
+    """The time may have come at which it is to start (`--at`)."""
     LEASE = "lease"
     """The other node of its grant was not heard of for too long."""
 
@@ -54,6 +56,8 @@ class ReasonKind(Word):
     INTERRUPT = "interrupt"
     LEASE = "lease"
     FLEET = "fleet"
+    CHECK = "check"
+    SETUP = "setup"
 
 
 BY_AGENT = frozenset({ReasonKind.EXIT, ReasonKind.SIGNAL, ReasonKind.AGENT, ReasonKind.RESULT})

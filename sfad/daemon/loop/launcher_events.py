@@ -187,11 +187,18 @@ class LauncherEvents:
 
     def _feed_now(self, event: End | e.TimerFired) -> None:
         run = self.tree.get(event.run)
-        if run is not None and not isinstance(event, e.TimerFired):
+        if isinstance(event, e.TimerFired):
+            if event.timer is Timer.AT:
+                event = replace(event, unix_time=wall_clock().timestamp())
+            elif run is not None and run.latest.stage_until is not None:
+                event = replace(event, last_lines=self.parts.last_lines(run))
+        elif run is not None:
             self.metering.catch_up(run, event.signal if isinstance(event, e.MainExited) else None)
             if isinstance(event, e.MainExited):
                 self.pidfds.forget(run)
-                if event.code:
+                if run.latest.stage:
+                    event = replace(event, last_lines=self.parts.last_lines(run))
+                elif event.code:
                     event = replace(event, last_line=self.metering.last_line(run.id))
         self.feed(event)
 

@@ -70,7 +70,10 @@ class Launching:
         try:
             try:
                 spec = self._spec(live, now, opened)
-                self.metering.begin_attempt(live, opened[:2])  # files of the output, if any
+                if not run.latest.stage:
+                    self.metering.begin_attempt(live, opened[:2])  # files of the output, if any
+                elif run.latest.exit is None:  # it comes before the command
+                    self.metering.begin_attempt(live)
             except OSError as error:
                 why = f"its output could not be opened: {error}"
                 why += no_inodes(resources.output.directory)
@@ -90,7 +93,8 @@ class Launching:
                 return
             parent = run.parent.id if run.parent is not None else None
             resources.launcher.launch(run.id, parent, spec, partial(self._save_main, live))
-            if live.stdin is not None and run.attempt >= run.asked.retries.attempts:
+            last = run.attempt >= run.asked.retries.attempts and not run.latest.stage
+            if live.stdin is not None and last:
                 live.stdin.leave_to_run()
             crash_point("launched")
             self.expect(run, now)
@@ -119,7 +123,9 @@ class Launching:
 
     def _spec(self, live: Live, now: float, opened: list[int]) -> LaunchSpec:
         run, command, attempt = live.run, live.command, live.run.latest
-        stdio = stdin, _, _ = self._stdio(live, opened)
+        stdio = stdin, _, _ = (
+            self._stdio_of_stage(live, opened) if attempt.stage else self._stdio(live, opened)
+        )
         left = _left(run, now)
         if run.ancestors:
             left = min(left, *[_left(above, now) for above in run.ancestors])
@@ -130,9 +136,16 @@ class Launching:
         given = self.parts.launch(live, Launch(env, terminal, stdio=stdio))
         opened += given.opened
         argv, env = command.argv, given.env
-        if attempt.number > 1 or attempt.resumes:
+        if attempt.stage:
+            if given.argv is None:
+                raise OSError(errno.ENOTSUP, "this sfad has no feature that executes it")
+            argv = given.argv
+        elif attempt.number > 1 or attempt.resumes:
             session = run.agent_session if attempt.resumes else None
-            argv = argv_of(command, attempt.number, session, terminal=given.terminal or inherits)
+            argv = argv_of(
+                command, attempt.number, session,
+                terminal=given.terminal or inherits, told=attempt.told,
+            )  # fmt: skip
         argv, env = self.leading.named(run.id, argv, env)
         return LaunchSpec(
             argv=argv,
@@ -151,6 +164,16 @@ class Launching:
             user=live.credentials,
             nonce=live.nonce,
         )
+
+    def _stdio_of_stage(self, live: Live, opened: list[int]) -> tuple[int | None, None, None]:
+        """Return the terminal in which the run was started, where there is one: Ctrl-C has to reach
+        what is executed. What it prints goes where the feature says."""
+        if live.output.stdio == "inherit":
+            at_terminal = bool(live.descriptors) and _is_terminal(live.descriptors[0])
+            return live.descriptors[0] if at_terminal else None, None, None
+        if live.run.latest.exit is None:
+            self._stdio(live, opened)  # of its command, which follows: readers may be there
+        return None, None, None
 
     def _stdio(self, live: Live, opened: list[int]) -> tuple[int | None, int | None, int | None]:
         if live.output.stdio == "inherit":

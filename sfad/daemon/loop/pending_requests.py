@@ -127,7 +127,7 @@ class PendingRequests:
         ended = (
             (after.run, self.catalogue.info(after.run))
             for after in awaited
-            if after.run not in self.catalogue.live
+            if after.at is None and after.run not in self.catalogue.live
         )
         return {
             run: info.status for run, info in ended if info is not None and info.status.terminal

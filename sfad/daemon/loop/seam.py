@@ -138,6 +138,8 @@ class Launch(NamedTuple):
     """What was opened for it, and is closed once it is launched."""
     alone: bool = False
     """See `LaunchSpec.alone`."""
+    argv: list[bytes] | None = None
+    """What is executed in place of its command, if that is a stage (`core.state.request.Stage`)."""
 
 
 class Sharing(NamedTuple):
@@ -204,6 +206,9 @@ class Part:
     """Returns what a run is launched with, given that with the variables of the heart. Its gateway
     changes the environment after that. A part may set this or take it back while the daemon goes
     on. Raises `OSError`."""
+    last_lines: Callable[[Live], tuple[str, ...]] | None = None
+    """Returns what a stage of the feature, which has just ended or takes too long, has said
+    last."""
     launch_routed: Callable[[Live, Launch], Launch] | None = None
     """The same, for runs that use the gateway and whose tree has agent programs in its PATH. It is
     asked if there is no `launch`. Here shims touch the gateway: it routes what a shim starts, so
@@ -399,6 +404,18 @@ class Parts:
     def _machines(self) -> Machines | None:
         """Return what has runs executed on other machines."""
         return self._part(self._placer).machines if self._placer is not None else None
+
+    def last_lines(self, run: Run) -> tuple[str, ...]:
+        """Return what the stage of a run has said last."""
+        live = self._heart.catalogue.live[run.id]
+        return next(
+            (
+                part.last_lines(live)
+                for name, part in self._loaded.items()
+                if part.last_lines is not None and self._does(name, live.parts)
+            ),
+            (),
+        )
 
     def place(self, run: Run) -> None:
         """Have a run executed on another machine, or go on with one that executes there."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...protocol.requests.base import Reply, Request
-from ...protocol.types import Action, Claim, Limit, RunId, Worktree
+from ...protocol.types import Action, Checks, Claim, Limit, RunId, Worktree
 
 
 class StartSession(Request, tag="start_session"):
@@ -40,6 +40,8 @@ class StartSession(Request, tag="start_session"):
     key: str | None = None
     """As in `Spawn`."""
     worktree: Worktree | None = None
+    """As in `Spawn`."""
+    check: Checks | None = None
     """As in `Spawn`."""
     continues: RunId | None = None
     """The ended session that is continued with the task. Its agent and its other fields count."""

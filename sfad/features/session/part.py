@@ -70,6 +70,7 @@ def _spawn(request: StartSession, agent: str | None, placeholders: dict[str, str
         leaf=not request.nested,
         nested=request.nested,
         worktree=request.worktree,
+        check=request.check,
         labels=request.labels,
         channel=request.channel,
         allowed_tools=request.allowed_tools,

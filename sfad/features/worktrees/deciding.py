@@ -133,6 +133,7 @@ class Worktrees:
         worktree = Worktree(
             branch=branch, of=asked.of, path=path, repository=os.fsencode(found.repository),
             start=found.start, origin=order.cwd, found=found.found,
+            there=earlier is not None and found.whole,
             alternates=list(map(os.fsencode, found.alternates)),
         )  # fmt: skip
         p.parts.decide(WORKTREE, worktree)

@@ -11,6 +11,7 @@ from ..types import (
     Admitted,
     After,
     Bound,
+    Checks,
     Claim,
     Grant,
     Isolation,
@@ -178,6 +179,12 @@ class Spawn(Request, tag="spawn", frozen=True):  # type: ignore[misc]  # others 
     its working directory."""
     terminal: Terminal | None = None
     """Give it a terminal of its own (docs/terminals.md). `None`: as its registered agent has."""
+    check: Checks | None = None
+    """Complete the run only if these commands succeed after it (docs/checks.md). `None`: those of
+    its registered agent, else of its profile."""
+    setup: str | None = None
+    """A command for `sh -c`, executed in the new worktree of the run before its own. `None`: that
+    of its registered agent; empty: none."""
     placing: Placing | None = None
     """Execute it on a node of the fleet that has room for it."""
     ship: Ship | None = None
@@ -200,7 +207,7 @@ class Spawn(Request, tag="spawn", frozen=True):  # type: ignore[misc]  # others 
     """Start it below this run, which is an agent within the calling program."""
 
 
-OF_FEATURES = ("on_end", "isolation", "worktree", "terminal", "ship", "admit")
+OF_FEATURES = ("on_end", "isolation", "worktree", "terminal", "ship", "check", "setup", "admit")
 """Fields of `Spawn` that a feature carries out. A daemon without it refuses them."""
 
 

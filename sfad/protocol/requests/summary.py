@@ -26,6 +26,10 @@ class Group(Struct, frozen=True, kw_only=True):
     """Failed, timed out or lost."""
     partial: bool = False
     at_most: bool = False
+    checked: int = 0
+    """Completed, and checked before (docs/checks.md)."""
+    unchecked: int = 0
+    """Completed without a check."""
     plans: list[WindowShare] = []
     """The sums of its runs' shares of subscriptions' windows."""
 

@@ -22,6 +22,7 @@ from ...protocol.encoding import lean
 from ...protocol.event_types import EventType
 from ...protocol.types import (
     CallInfo,
+    Check,
     Event,
     FleetPlace,
     LimitState,
@@ -163,6 +164,7 @@ _STATE_COMPUTED = (
     "result_head",
     "fleet",
     "stopped_children",
+    "checks",
 )
 
 _FIXED = (
@@ -278,6 +280,7 @@ def _state(info: RunInfo, extra: RunExtra, boot_id: str | None) -> tuple[Any, ..
         None if extra.result_head is None else extra.result_head[:RESULT_HEAD],
         None if info.fleet is None else _json(info.fleet),
         None if info.stopped_children is None else _json(info.stopped_children),
+        _json(info.checks) if info.checks else None,
         *_state_info(info),
         None if deadline is None else deadline.timestamp(),
         None if started_at is None else started_at.timestamp(),
@@ -324,6 +327,7 @@ _DECODE: dict[str, Callable[[Any], Any]] = {
     "plans": msgspec.json.Decoder(list[WindowShare]).decode,
     "fleet": msgspec.json.Decoder(FleetPlace).decode,
     "stopped_children": msgspec.json.Decoder(StoppedChildren).decode,
+    "checks": msgspec.json.Decoder(tuple[Check, ...]).decode,
 }
 """Of columns whose value is not the field as it is; NULL is `None` in each."""
 
@@ -393,6 +397,7 @@ def _run_info(row: Sequence[Any]) -> RunInfo:
     }
     # `convert` checks the types, and is as fast as to construct it. A damaged id must not name
     # another run
+    fields["checks"] = fields["checks"] or ()
     return msgspec.convert(
         {"session": session, "group": fields.pop("queue_group"), **fields, "id": run_id(row[0])},
         RunInfo,

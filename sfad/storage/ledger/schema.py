@@ -214,7 +214,11 @@ CREATE TRIGGER runs_unmarked AFTER DELETE ON runs
 END;
 """
 
-MIGRATIONS = (_V1, _V2)
+_V3 = """
+ALTER TABLE runs ADD COLUMN checks TEXT;
+"""
+
+MIGRATIONS = (_V1, _V2, _V3)
 """Applied in order; the number of entries is the schema's version."""
 
 VERSION = len(MIGRATIONS)

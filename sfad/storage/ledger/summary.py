@@ -183,52 +183,59 @@ class Summariser:
         return by_status, use
 
     def _groups(self) -> list[Group]:
-        found: dict[str | None, tuple[int, int, Used]] = {}
+        found: dict[str | None, tuple[_Counts, Used]] = {}
 
-        def add(key: str | None, runs: int, failed: int, use: Used) -> None:
-            before = found.get(key, (0, 0, NOTHING))
-            found[key] = (before[0] + runs, before[1] + failed, before[2].plus(use))
+        def add(key: str | None, counts: _Counts, use: Used) -> None:
+            before = found.get(key, (_Counts(0, 0, 0, 0), NOTHING))
+            found[key] = before[0].plus(counts), before[1].plus(use)
 
         key, join = (
             (_LABEL, "JOIN labels ON labels.number = runs.number")
             if self._by == "label"
             else (f"CAST(runs.{self._by} AS TEXT)", "")
         )
-        failed = f"sum({_FAILED})"
+        counted = f"count(*), sum({_FAILED}), sum({_CHECKED}), sum({_UNCHECKED})"
         others = f"AND NOT {_GATED} " if self._by == "model" else ""
         order = (
             f"{others}GROUP BY {key} ORDER BY sum(runs.cost_usd) DESC, count(*) DESC LIMIT {GROUPS}"
         )
-        for name, runs, bad, *used in self._rows(
-            f"{key}, count(*), {failed}, {_USED}", order, join
+        for name, runs, bad, good, unknown, *used in self._rows(
+            f"{key}, {counted}, {_USED}", order, join
         ):
-            add(name, runs, bad, _used(used))
+            add(name, _Counts(runs, bad, good, unknown), _used(used))
         if self._by == "model":
-            failing = f"count(DISTINCT iif({_FAILED}, calls.run, NULL))"
-            columns = (
-                f"CAST(calls.model AS TEXT), count(DISTINCT calls.run), {failing}, {_CALLS_USED}"
+            of_runs = (
+                f"count(DISTINCT iif({which}, calls.run, NULL))"
+                for which in ("1", _FAILED, _CHECKED, _UNCHECKED)
             )
+            columns = f"CAST(calls.model AS TEXT), {', '.join(of_runs)}, {_CALLS_USED}"
             join = "JOIN calls ON calls.run = runs.number AND calls.state = 'ended'"
-            for name, runs, bad, *used in self._rows(
+            for name, runs, bad, good, unknown, *used in self._rows(
                 columns, f"AND {_GATED} GROUP BY calls.model LIMIT {GROUPS}", join
             ):
-                add(name, runs, bad, _used(used))
+                add(name, _Counts(runs, bad, good, unknown), _used(used))
         for info in self._unwritten:
+            done = info.status is Status.COMPLETED
+            counts = _Counts(
+                1,
+                int(info.status in FAILED),
+                int(done and bool(info.checks)),
+                int(done and not info.checks),
+            )
             for name, use in self._uses(info):
-                add(name, 1, int(info.status in FAILED), use)
+                add(name, counts, use)
         shares = self._shares()
         groups = [
             Group(
                 key=key,
                 plans=_plans(shares.get(key, {})),
-                runs=runs,
+                **counts._asdict(),
                 cost_usd=use.cost_usd,
                 tokens=use.tokens,
-                failed=bad,
                 partial=use.partial,
                 at_most=use.at_most,
             )
-            for key, (runs, bad, use) in found.items()
+            for key, (counts, use) in found.items()
         ]
         return sorted(
             groups, key=lambda group: (-(group.cost_usd or 0.0), -group.runs, group.key or "")
@@ -383,6 +390,22 @@ _GATED = (
 )
 """The figures of the run are those of its calls."""
 _FAILED = f"runs.status IN ({', '.join(repr(status.value) for status in FAILED)})"
+
+_CHECKED = "runs.status = 'completed' AND runs.checks IS NOT NULL"
+_UNCHECKED = "runs.status = 'completed' AND runs.checks IS NULL"
+
+
+class _Counts(NamedTuple):
+    """Of runs, as `Group` has them."""
+
+    runs: int
+    failed: int
+    checked: int
+    unchecked: int
+
+    def plus(self, more: "_Counts") -> "_Counts":
+        return _Counts(*(mine + its for mine, its in zip(self, more, strict=True)))
+
 
 _shares_of = msgspec.json.Decoder(list[WindowShare]).decode
 

@@ -216,6 +216,9 @@ def _with_awaited(asker: Asker, request: Spawn) -> Spawn:
     above = catalogue.lineage(peer.run) if peer.run is not None else []
     found: list[After] = []
     for after in request.after:
+        if after.at is not None:
+            found.append(After(run="", at=after.at))
+            continue
         run = find_run(catalogue, after.run, asker.scope)
         if run not in above:  # else the core says that this would be a circle, or it is detached
             asker.check_permitted("wait", catalogue.lineage(run))

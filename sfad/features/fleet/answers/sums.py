@@ -208,6 +208,8 @@ def _both(one: Group, other: Group) -> Group:
         one,
         runs=one.runs + other.runs,
         failed=one.failed + other.failed,
+        checked=one.checked + other.checked,
+        unchecked=one.unchecked + other.unchecked,
         cost_usd=_sum((one.cost_usd, other.cost_usd)),
         tokens=_sum((one.tokens, other.tokens)),
         partial=one.partial or other.partial,

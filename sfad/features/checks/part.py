@@ -1,0 +1,166 @@
+"""What a daemon does of this: it decides what runs are checked with, has that executed, and opens
+what it has printed."""
+
+import os
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+
+import trio
+
+from ...core.state.run import Run
+from ...daemon.loop.seam import Heart, Launch, Part
+from ...daemon.server.asker import Asker
+from ...host.tasks import in_thread
+from ...protocol.errors import RequestError, bad_request, unavailable, wrong_state
+from ...protocol.requests.following import OutputPart
+from ...protocol.types import LimitKind, RunId, RunInfo
+from ...runs.live import Live
+from .deciding import Deciding
+from .feature import DIRECTORY
+from .messages import CheckFile, CheckFiles, CheckOutput, ReadCheck
+from .printed import Key, Printed
+
+MOST_NUMBER = 1000
+"""Above all numbers of attempts and checks."""
+LOOK_EVERY = 1.0
+"""Seconds between two looks at how much a command has printed, while one is executed."""
+MOST_PRINTED = 64 << 20
+"""Bytes that are kept of one, where its run has no limit of output."""
+
+
+class Checking:
+    def __init__(self, heart: Heart) -> None:
+        self._heart = heart
+        self._live = heart.catalogue.live
+        self._printed = Printed(Path(heart.resources.state_dir, DIRECTORY))
+        self._executed: dict[RunId, Key] = {}
+        """What is executed now."""
+        self._sizes: dict[RunId, int] = {}
+        """How much it had printed at the last look."""
+        self._begun = trio.Event()
+
+    @property
+    def printed(self) -> Printed:
+        return self._printed
+
+    def begin(self) -> None:
+        """Look after those that an earlier daemon has launched."""
+        self.changed([live.run for live in self._live.values() if live.run.latest.stage])
+
+    def changed(self, runs: Collection[Run]) -> None:
+        for run in runs:
+            if run.latest.stage and run.pid is not None:
+                self._executed[run.id] = _key(run)
+                self._begun.set()
+            elif run.id in self._executed:
+                self._forget(run.id)
+
+    def _forget(self, run: RunId) -> None:
+        self._executed.pop(run, None)
+        self._sizes.pop(run, None)
+
+    def launch(self, live: Live, given: Launch) -> Launch:
+        """Return what a run is launched with. Raise `OSError`."""
+        run = live.run
+        if not run.latest.stage:
+            return given
+        stage = run.asked.stages[run.latest.stage - 1]
+        output = None
+        if live.output.log:
+            user = live.credentials
+            owner = None if user is None else (user.uid, user.gid)
+            output = self._printed.new(run.id, _key(run), owner)
+        return given._replace(
+            argv=[b"/bin/sh", b"-c", os.fsencode(stage.command)],
+            env=given.env if stage.before else [*given.env, b"SFA_CHECK=1"],
+            stdio=(given.stdio[0], output, output),
+            opened=[*given.opened, *([] if output is None else [output])],
+        )
+
+    def last_lines(self, live: Live) -> tuple[str, ...]:
+        return self._printed.last_lines(live.run.id, _key(live.run))
+
+    async def serve(self) -> None:
+        """While commands are executed, bound what is kept of what they print, and take more of it
+        for a sign of life."""
+        while True:
+            await self._begun.wait()
+            self._begun = trio.Event()
+            while self._executed:
+                await trio.sleep(LOOK_EVERY)
+                for run, key in list(self._executed.items()):
+                    if (live := self._live.get(run)) is None:
+                        self._forget(run)
+                    else:
+                        await self._look(live, key)
+
+    async def _look(self, live: Live, key: Key) -> None:
+        run, bound = live.run.id, live.run.limits.get(LimitKind.OUTPUT)
+        keep = MOST_PRINTED if bound is None else int(bound.limit.threshold)
+        with suppress(OSError):  # the file system cannot, or the disk is ill
+            size = await in_thread(self._printed.free, run, key, keep)
+            if run in self._executed and size != self._sizes.get(run, 0):
+                self._sizes[run] = size
+                live.hear(trio.current_time())
+
+    def list_(self, asker: Asker, request: CheckOutput) -> None:
+        """List what the commands of a run have printed."""
+        info = self._found(asker, request.run)
+        try:
+            keys = self._printed.keys(info.id)
+        except OSError as error:
+            raise _unreadable(error) from None
+        if not keys:
+            raise wrong_state(
+                f"run {info.id} has no output of checks: none was executed, or it is not kept"
+            )
+        commands = {at: each.command for at, each in enumerate(info.checks, 1)}
+        files = [
+            CheckFile(attempt=attempt, number=number, command=commands.get(number, ""))
+            for attempt, number in keys
+        ]
+        asker.reply(CheckFiles(id=asker.id, run=info.id, files=files))
+
+    def read(self, asker: Asker, request: ReadCheck) -> None:
+        """Return a piece of what a command has printed."""
+        info = self._found(asker, request.run)
+        key = request.attempt, request.number
+        if not 0 <= min(key) <= max(key) < MOST_NUMBER:
+            raise bad_request(f"there is no check {request.number} of attempt {request.attempt}")
+        try:
+            offset, data = self._printed.piece(info.id, key, request.offset)
+        except (OSError, OverflowError) as error:
+            raise _unreadable(error) from None
+        ended = info.status.terminal
+        asker.reply(OutputPart(id=asker.id, data=data, offset=offset, ended=ended))
+
+    def _found(self, asker: Asker, run: str) -> RunInfo:
+        info = self._heart.catalogue.info(asker.find(run))
+        assert info is not None
+        return info
+
+
+def _unreadable(error: Exception) -> RequestError:
+    return unavailable(f"the output of its checks cannot be read: {error}")
+
+
+def _key(run: Run) -> Key:
+    """Return what names the file of a run's stage: a setup, of which there is one, has 0."""
+    before = sum(stage.before for stage in run.asked.stages)
+    return run.attempt, run.latest.stage - before
+
+
+def part(heart: Heart) -> Part:
+    deciding, checking = Deciding(heart), Checking(heart)
+    return Part(
+        verbs={CheckOutput: checking.list_, ReadCheck: checking.read},
+        reconfigure=deciding.reconfigure,
+        decide=deciding.decide,
+        begin=checking.begin,
+        serve=checking.serve,
+        changed=checking.changed,
+        launch=checking.launch,
+        last_lines=checking.last_lines,
+        kept=checking.printed,
+    )

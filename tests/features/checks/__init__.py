@@ -1,0 +1,1 @@
+"""Checks of runs, and setups of their worktrees, with real processes."""
