@@ -16,6 +16,7 @@ from ..agents.command import Command
 from ..agents.program import SessionFiles
 from ..agents.registered import session_of
 from ..agents.setup_reader import NO_SETUPS, TreeSetups
+from ..core.state.request import Asked
 from ..core.state.run import Run
 from ..host.linux.descriptors import close_soon
 from ..processes.credentials import Credentials
@@ -290,6 +291,10 @@ class Live:
     unused: list[LimitState] | None = None
     """The limits but time, as they are shown while none of them is known to be used; `None` if they
     have changed since."""
+    fixed: RunInfo | None = None
+    """What does not change of how it is shown; `None` until it is shown first."""
+    fixed_of: Asked | None = None
+    """The request that this is made of."""
     signs: SignsOfLife | None = None
     """As they were shown last."""
     shown: dict[str, Any] = field(default_factory=dict)
@@ -318,6 +323,9 @@ class Live:
     def _session_files(self, argv: Sequence[str]) -> SessionFiles | None:
         meter = self.output.meter
         return None if meter == NO_METER else session_files_of(meter, argv)
+
+    def fix(self, info: RunInfo, asked: Asked) -> None:
+        self.fixed, self.fixed_of = info, asked
 
     def hear(self, at: float) -> None:
         self.heard = at

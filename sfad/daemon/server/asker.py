@@ -144,8 +144,7 @@ class Asker:
 
     def show(self, run: RunInfo) -> None:
         """Reply with a run and what it has used together with its descendants."""
-        (shown,) = self.runtime.catalogue.with_totals([run])
-        self.reply(m.RunReply(id=self.id, run=shown))
+        self.reply(m.RunReply(id=self.id, run=self.runtime.catalogue.with_total(run)))
 
     def fail(self, code: ErrorCode, message: str) -> None:
         self.reply(m.Error(id=self.id, code=code, message=message))
