@@ -92,9 +92,8 @@ class RunFiles:
         return keep_damaged(Path(self._path(run, _SUFFIX)))
 
     def forget(self, run: RunId) -> None:
-        path = self._path(run, _SUFFIX)
         if run in self._saved:
-            _unlink(path)
+            _unlink(self._path(run, _SUFFIX))
             self._saved.discard(run)
 
     def runs(self) -> list[RunId]:

@@ -5,7 +5,8 @@ It knows none of the components above it, which say when.
 """
 
 from collections import Counter
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from ...protocol.event_types import EventType
 from ...protocol.texts.units import counted
@@ -30,8 +31,7 @@ from .spending import Spending
 # ---- Launch, clock, end
 
 
-@dataclass(frozen=True, slots=True)
-class Lifecycle:
+class Lifecycle(Struct, frozen=True):
     _ctx: Context
     _spending: Spending
     _watching: Watching
@@ -124,8 +124,10 @@ class Lifecycle:
             if ending.outcome is Status.COMPLETED
             else _with_trouble(ending, run.latest.known_trouble)
         )
-        self.unpause(run)
-        self.release_limit_hold(run)
+        if run.paused is not None:
+            self.unpause(run)
+        if run.limit_hold is not None:
+            self.release_limit_hold(run)
         if run.latest.said_finished:
             self._ctx.disarm(run, Timer.RESULT)
         self.halt_clock(run, at)
@@ -159,11 +161,13 @@ class Lifecycle:
         assert run.ending is not None
         if run.remote is not None and not run.attempt:
             self._ctx.elsewhere.never_sent(run)
-        self._spending.close(run)
+        if run.account.metered:
+            self._spending.close(run)
         run.move(run.ending.outcome)
         run.ended_at = at
         run.latest.pid = None
-        self.leave_ladder(run)
+        if run.ladder is not None:
+            self.leave_ladder(run)
         if run.tied_to is not None:
             self._ctx.disarm(run, Timer.RECONNECT)
         if run.remote is not None or run.lease is not None:
@@ -184,8 +188,10 @@ class Lifecycle:
         if run.attempt:
             self._ctx.do(c.Release(run.id))
         self._ctx.do(c.Retire(run))
-        self.answer_spawn(run)
-        self.fail_pauses(run, "ended before it was paused")
+        if run.admit_token is not None:
+            self.answer_spawn(run)
+        if run.pause_tokens:
+            self.fail_pauses(run, "ended before it was paused")
 
 
 _ENDS = {status: EventType(f"run_{status}") for status in ENDED}
@@ -205,6 +211,8 @@ def _told(run: Run) -> str:
     """Return why a run has ended, and what its end has stopped."""
     reason = run.ending.reason if run.ending is not None else None
     stopped = run.stopped_children
+    if reason is None and stopped is None:
+        return ""
     told = [
         reason.message if reason is not None else "",
         stopped.message if stopped is not None else "",

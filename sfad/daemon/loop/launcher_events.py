@@ -2,9 +2,9 @@
 used."""
 
 from collections import deque
-from dataclasses import dataclass, field
 
 import trio
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from ...core import events as e
@@ -33,16 +33,14 @@ its caller is gone."""
 End = e.MainExited | e.Emptied
 
 
-@dataclass(frozen=True, slots=True)
-class _PendingTree:
+class _PendingTree(Struct, frozen=True):
     learning: trio.CancelScope
     """For all runs of the tree together: 1 000 waits in a row would let it exceed its time, or a
     stop its grace."""
     events: deque[End | e.TimerFired] = field(default_factory=deque)
 
 
-@dataclass(slots=True)
-class LauncherEvents:
+class LauncherEvents(Struct):
     """Feeds the core with what the launcher and the timers tell.
 
     The end of a run waits while the price list is being loaded, or a session file may still grow.
@@ -66,7 +64,7 @@ class LauncherEvents:
         """Take what the launcher tells. Before the core decides about an end, everything is learnt
         that the run wrote or used."""
         match event:
-            case e.OfRun(run=run_id) if run_id in self.commands:
+            case e.OfRun(run=run_id) if run_id in self.commands.names:
                 self.commands.arrived(event)
             case e.LaunchSucceeded(run=run_id) if (run := self.tree.get(run_id)) is not None:
                 self.pidfds.keep(run, event.pid)
@@ -106,8 +104,9 @@ class LauncherEvents:
         """Feed that a run or its main process has ended, now or later."""
         root = run.root.id
         if root not in self._pending:
-            if not self.metering.may_wait(run) and not _calls(run):
-                self._feed_now(event)
+            alone = not run.children and not run.account.reservations
+            if not self.metering.may_wait(run) and (alone or not _calls(run)):
+                self._feed(run, event)
                 return
             self._pending[root] = _PendingTree(
                 trio.CancelScope(deadline=trio.current_time() + PRICES_WAIT)
@@ -175,12 +174,18 @@ class LauncherEvents:
 
     def _feed_now(self, event: End | e.TimerFired) -> None:
         run = self.tree.get(event.run)
-        if run is not None and not isinstance(event, e.TimerFired):
-            self.metering.catch_up(run, event.signal if isinstance(event, e.MainExited) else None)
-            if isinstance(event, e.MainExited):
-                self.pidfds.forget(run)
-                if event.code:
-                    event = replace(event, last_line=self.metering.last_line(run.id))
+        if run is None or isinstance(event, e.TimerFired):
+            self.feed(event)
+        else:
+            self._feed(run, event)
+
+    def _feed(self, run: Run, event: End) -> None:
+        """Read what is left to be read, and feed the event."""
+        self.metering.catch_up(run, event.signal if isinstance(event, e.MainExited) else None)
+        if isinstance(event, e.MainExited):
+            self.pidfds.forget(run)
+            if event.code:
+                event = replace(event, last_line=self.metering.last_line(run.id))
         self.feed(event)
 
 

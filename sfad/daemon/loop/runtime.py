@@ -4,13 +4,12 @@ import os
 import signal
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
 import trio
-from msgspec import structs
+from msgspec import Struct, structs
 
 from ... import config as configuration
 from ...agents.registered import registered
@@ -43,7 +42,7 @@ from ...usage.metering import Metering, NotedCalls
 from ..gateway.connection_watch import ConnectionWatch
 from ..gateway.gateways import Gateways
 from .announcing import Announcer, RunFeed
-from .core_loop import CoreLoop, EventQueue
+from .core_loop import CoreLoop, EventQueue, Together
 from .gateway_routing import GatewaySteps
 from .launcher_events import LauncherEvents
 from .launching import Launching
@@ -60,8 +59,7 @@ from .storage_watch import StorageWatch
 # ---- What this daemon has from an earlier one, and what it hands over to the next
 
 
-@dataclass(slots=True)
-class Succession:
+class Succession(Struct):
     """Adopts the runs of an earlier daemon, and hands this one's over."""
 
     resources: Resources
@@ -301,7 +299,10 @@ class Runtime:
             self.machine.calls_under_way,
         )
         self.announcer = Announcer(
-            resources, self.catalogue, self.watchers, self.status_text.outdated
+            resources,
+            self.catalogue,
+            self.watchers,
+            self.status_text.outdated if systemd.manages() else None,
         )
         self.metering = Metering(
             feed=self.feed, publish=self.announcer.tell_of_run, milestone=self._reached,
@@ -381,7 +382,7 @@ class Runtime:
         )  # fmt: skip
         self._read_config = read_config
         queue.begin(loop.handle)
-        resources.early_events.together = queue
+        resources.early_events.together = Together(queue, self.ledger, self.log.internal_error)
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run the launcher, timers and everything else that goes on by itself, until cancelled."""

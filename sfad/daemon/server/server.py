@@ -8,10 +8,10 @@ import os
 import select
 import socket
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import trio
+from msgspec import Struct
 
 from ...core.state.access import Peer
 from ...durable.handover import Clients, Handover
@@ -198,8 +198,7 @@ class Listener:
 # them over
 
 
-@dataclass(frozen=True, slots=True)
-class ClientHandover:
+class ClientHandover(Struct, frozen=True):
     """Hands over every connection with its requests, and continues them after execve(2)."""
 
     services: Services
@@ -325,6 +324,7 @@ class Server:
             runtime.announcer.tell,
             inode,
         )
+        self._ledger = runtime.ledger
         self._awake = trio.Event()
         self._awake.set()
 
@@ -340,9 +340,10 @@ class Server:
                 await trio.lowlevel.wait_readable(self._epoll.fileno())
             if not self._awake.is_set():
                 continue
-            for fd, mask in self._epoll.poll(0, 256):
-                self._ready(fd, mask)
-            turns.take()
+            with self._ledger:
+                for fd, mask in self._epoll.poll(0, 256):
+                    self._ready(fd, mask)
+                turns.take()
             self._looks.forget()
 
     def _ready(self, fd: int, mask: int) -> None:

@@ -1,9 +1,9 @@
 """Verbs with more answers as things happen: `watch`, `watch_runs`, `events`, `wait`."""
 
-from dataclasses import dataclass, field
 from functools import partial
 
 import trio
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from ....core.events import ClientBack
@@ -124,8 +124,7 @@ def watch_runs(asker: Asker, request: WatchRuns) -> None:
     _Watching(asker, request, query, root).begin()
 
 
-@dataclass(eq=False, slots=True)
-class _Watching:
+class _Watching(Struct, eq=False):
     """One client that watches runs. It gets one push at a time: while that is unread, further
     changes are only noted."""
 
@@ -177,10 +176,10 @@ class _Watching:
             self.all_again = False
             self.asker.connection.send(self._everything())
         elif self.waiting or self.left_out != self.told_left_out:
-            runs = [known.info for known in self.waiting.values()]
+            changed = [known.info for known in self.waiting.values()]
             self.waiting.clear()
             self.told_left_out = self.left_out
-            push = RunsPush(id=self.asker.id, runs=runs, queued=self.left_out)
+            push = RunsPush(id=self.asker.id, runs=changed, queued=self.left_out)
             self.asker.connection.send(push)
 
     def _but_queued(self, runs: list[KnownRun]) -> list[KnownRun]:
