@@ -2,7 +2,6 @@
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
@@ -528,8 +527,7 @@ OpenCalls = Callable[[RunId], list[CallInfo]]
 """Returns the calls of a live run that wait or are under way."""
 
 
-@dataclass(frozen=True, slots=True)
-class CallList:
+class CallList(Struct, frozen=True):
     _records: Records
     _live: Mapping[RunId, Live]
     _waiting: OpenCalls

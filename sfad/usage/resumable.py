@@ -8,11 +8,11 @@ import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
+from msgspec import Struct
 
 from ..agents.program import AgentProgram, SessionFiles, SessionPlace, SessionQuery, SessionSearch
 from ..protocol.known import KNOWN_PROGRAMS
@@ -33,8 +33,7 @@ class NotResumable(Exception):
     """The message says why, as the end of a sentence that begins with the run."""
 
 
-@dataclass(frozen=True, slots=True)
-class WantedAgentSession:
+class WantedAgentSession(Struct, frozen=True):
     """The session of an ended run."""
 
     program: AgentProgram

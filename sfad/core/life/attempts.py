@@ -4,7 +4,8 @@ An attempt succeeds, is followed by another, or fails the run.
 """
 
 import hashlib
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from ...protocol.event_types import EventType
 from ...protocol.requests.gateway import EndCall
@@ -25,8 +26,7 @@ _REFUSALS = frozenset({400, 404, 405, 413, 415, 422})
 """Statuses that say that a request is wrong. To send it again as it is would change nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptTracker:
+class AttemptTracker(Struct, frozen=True):
     _ctx: Context
     _lifecycle: Lifecycle
     _stopping: Stopping

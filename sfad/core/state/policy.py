@@ -1,10 +1,9 @@
 """The configured numbers that the core decides by. The shell fills them in from the config."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Annotated, Literal, TypeVar
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 from ...protocol.kinds import KINDS
 from ...protocol.known import KNOWN_PROGRAMS
@@ -54,8 +53,7 @@ class Invalid(Exception):
     do."""
 
 
-@dataclass(frozen=True, slots=True)
-class SessionPolicy:
+class SessionPolicy(Struct, frozen=True):
     """`[sessions]` of the config, with times in seconds."""
 
     enabled: bool = True
@@ -86,8 +84,7 @@ class CallBounds(Struct, frozen=True, kw_only=True):
 NO_BOUNDS = CallBounds()
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(Struct, frozen=True):
     """Times are in seconds. The defaults are those of the config (docs/configuration.md)."""
 
     enabled: bool = True

@@ -11,8 +11,9 @@ import socket
 import struct
 import sys
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
+
+from msgspec import Struct
 
 NETLINK_SOCK_DIAG = 4
 SOCK_DIAG_BY_FAMILY = 20
@@ -47,8 +48,7 @@ _DUMP_SIZE = 64 << 10
 """Bytes: the kernel fills a message of a dump up to 32 KiB."""
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(Struct, frozen=True):
     uid: int
     cgroup: int | None
     """The inode of the cgroup's directory; `None` if the kernel does not say."""

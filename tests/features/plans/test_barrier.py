@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import replace as dataclass_replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -275,7 +274,7 @@ def test_new_roots_of_a_program_that_uses_the_subscription_queue() -> None:
 
 def test_a_root_that_waits_for_a_slot_waits_for_the_reset_too() -> None:
     t = Plan(keep=0.2)
-    t.go(e.Reconfigured(t.at, dataclass_replace(t.machine.policy, trees_per_user=1)))
+    t.go(e.Reconfigured(t.at, replace(t.machine.policy, trees_per_user=1)))
     a = t.start("a", argv=("claude",))
     t.go(t.spawn("b", argv=("claude",)))
     (b,) = [run for run in t.machine.tree if run.name == "b"]
@@ -372,7 +371,7 @@ def test_less_kept_lets_go_on() -> None:
     t.go(
         e.Reconfigured(
             t.at,
-            dataclass_replace(t.machine.policy, sections={NAME: PlansConfig(keep=0.3)}),
+            replace(t.machine.policy, sections={NAME: PlansConfig(keep=0.3)}),
         )
     )
     assert t.answered(call)
