@@ -27,7 +27,7 @@ PURE_STDLIB = {
 only."""
 
 IMPURE_NAMES = {
-    "msgspec": {"Meta", "Struct"},
+    "msgspec": {"Meta", "Struct", "field"},
     "msgspec.structs": {"replace"},  # frozen values that are made without a call of Python
     "datetime": {"UTC", "datetime", "tzinfo"},  # it is told the time, and passes it on
     "signal": {"SIGINT", "SIGTERM", "SIGKILL", "SIGHUP", "Signals"},

@@ -85,6 +85,9 @@ SIGNS_FOR = 0.1
 """Seconds for which the signs of life of a live run are shown again. To look takes five system
 calls, half of the time of a list of live runs."""
 
+MOST_SHOWN = 1000
+"""Live runs that are kept as they were shown last, in 1 KiB each."""
+
 ENCODED_AT_ONCE = 64
 """Rows. A thousand at once take half as long again: the garbage collector looks at them."""
 
@@ -106,6 +109,18 @@ class KnownRun(NamedTuple):
     lineage_ids: tuple[RunId, ...]
 
 
+class Shown(NamedTuple):
+    """A live run as it was shown last."""
+
+    version: int
+    """Of the catalogue."""
+    revision: int
+    """Of the run."""
+    at: float
+    info: RunInfo
+    row: Raw
+
+
 class Listed(NamedTuple):
     """The runs of a page."""
 
@@ -119,10 +134,19 @@ class Listed(NamedTuple):
     """Whether rows are whole; see `row_of`."""
     queued: int = 0
     """`RunList.queued`"""
+    shown: Mapping[RunId, Shown] = {}
+    """Live runs that are encoded already."""
 
     def rows(self, live: Iterable[RunInfo]) -> list[Raw]:
         """Return the ended runs and these live ones as they are sent, oldest first."""
-        rows = self.ended | {run_number(info.id): row_of(info, limits=self.limits) for info in live}
+        rows = self.ended.copy()
+        for info in live:
+            shown = self.shown.get(info.id)
+            rows[run_number(info.id)] = (
+                shown.row
+                if shown is not None and shown.info is info
+                else row_of(info, limits=self.limits)
+            )
         return [rows[number] for number in sorted(rows)]
 
 
@@ -169,6 +193,11 @@ class RunCatalogue:
         self.live: dict[RunId, Live] = {}
         self.heard: Callable[[Live, float], float | None] = lambda _live, _now: None
         """Returns when a live run was heard of last. The runtime sets it."""
+        self.version = 0
+        """Counts how often something was decided that may have changed what is shown of live
+        runs."""
+        self._shown_last: dict[RunId, Shown] = {}
+        """Live runs that may be shown so again."""
         self._recent: OrderedDict[RunId, RecentRun] = OrderedDict()
         self._unrecorded: dict[RunId, RunInfo] = {}
         """Ended runs whose end the ledger has not confirmed yet."""
@@ -190,6 +219,7 @@ class RunCatalogue:
     def retire(self, live: Live, info: RunInfo, *, admitted: bool) -> None:
         """An ended run leaves the live ones. `admitted`: the ledger has it."""
         del self.live[info.id]
+        self._shown_last.pop(info.id, None)
         self._unrecorded[info.id] = info
         ended = RecentRun(info, live.uid, live.lineage_ids, live.kept, live.key)
         self._keep(ended)
@@ -281,6 +311,25 @@ class RunCatalogue:
     def shown(self, live: Live, footprint: Footprint | None = None) -> RunInfo:
         """Return a live run as it is shown now."""
         return self._shown(live, trio.current_time(), footprint)
+
+    def _shown_lately(self, live: Live, now: float) -> RunInfo:
+        """Return the same, as it was shown a moment ago if nothing has happened since: to make and
+        encode it takes as long as 20 rows of ended runs."""
+        run, shown = live.run.id, self._shown_last.get(live.run.id)
+        if (
+            shown is None
+            or shown.version != self.version
+            or shown.revision != live.revision
+            or now - shown.at >= SIGNS_FOR
+        ):
+            info = self._shown(live, now)
+            if not info.descendants:
+                info = with_own_total(info)
+            if len(self._shown_last) >= MOST_SHOWN and run not in self._shown_last:
+                return info
+            row = row_of(info, limits=True)
+            shown = self._shown_last[run] = Shown(self.version, live.revision, now, info, row)
+        return shown.info
 
     def _shown(self, live: Live, now: float, footprint: Footprint | None = None) -> RunInfo:
         holds = self._holds(live.run, now)
@@ -403,7 +452,7 @@ class RunCatalogue:
             live = self.with_totals(info for info, _ in self._live(page, footprints or {}))
         ended = self._rows([number for number, _ in found.ended], limits=limits)
         more = run_id(found.reached) if found.reached else None
-        return Listed(ended, live, more, limits, queued)
+        return Listed(ended, live, more, limits, queued, self._shown_last)
 
     def unwritten(self, page: Page) -> Unwritten:
         """Return the runs of a page that are not in the ledger's file as they are now."""
@@ -456,7 +505,10 @@ class RunCatalogue:
     ) -> RunInfo | None:
         if not (page.scope.admits(live.uid, live.lineage_ids) and _may_be_in(page, live)):
             return None
-        info = self._shown(live, now, footprints.get(live.run.id))
+        if footprints:
+            info = self._shown(live, now, footprints.get(live.run.id))
+        else:
+            info = self._shown_lately(live, now)
         return info if page.admits(info, live.uid, live.lineage_ids) else None
 
     def queued(self, page: Page) -> list[RunId]:

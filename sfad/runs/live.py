@@ -291,6 +291,9 @@ class Live:
     unused: list[LimitState] | None = None
     """The limits but time, as they are shown while none of them is known to be used; `None` if they
     have changed since."""
+    revision: int = 0
+    """Counts what is changed here that is shown. What the core changes, `RunCatalogue.version`
+    counts."""
     fixed: RunInfo | None = None
     """What does not change of how it is shown; `None` until it is shown first."""
     fixed_of: Asked | None = None
@@ -346,18 +349,24 @@ class Live:
         self.main = SavedMain(self.run.attempt, pid, started, files)
 
     def set_model(self, model: str | None) -> None:
-        self.model = model or self.model
+        if model and model != self.model:
+            self.model = model
+            self.revision += 1
 
     def set_provider(self, upstream: str) -> None:
-        self.provider = upstream or self.provider
+        if upstream and upstream != self.provider:
+            self.provider = upstream
+            self.revision += 1
 
     def set_meter(self, *, silent: bool) -> None:
         """Note whether its meter recognises anything in its output; its limits are shown
         accordingly."""
         self.meter_silent, self.unused = silent, None
+        self.revision += 1
 
     def reach(self, milestone: str) -> None:
         self.milestone = milestone
+        self.revision += 1
 
     @property
     def unrecorded_calls(self) -> UnrecordedCalls:
@@ -371,6 +380,7 @@ class Live:
 
     def limits_changed(self) -> None:
         self.unused = None
+        self.revision += 1
 
     def close(self) -> None:
         if self.descriptors:

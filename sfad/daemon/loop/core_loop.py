@@ -123,6 +123,7 @@ class CoreLoop:
         """Decide about events that came together, save all that was decided, and do it. A run that
         has begun and ended since the last round is saved once."""
         outcomes = list[c.Outcome]()
+        self.catalogue.version += 1
         for event in events:
             live = None
             if len(events) > 1 and isinstance(event, e.LaunchSucceeded):

@@ -92,6 +92,9 @@ def with_own_total(info: RunInfo) -> RunInfo:
 
 
 def _with_total(info: RunInfo, total: Used) -> RunInfo:
+    told = info.total_cost_usd, info.total_tokens, info.total_partial, info.total_at_most
+    if told == total[1:]:
+        return info
     return msgspec.structs.replace(
         info,
         total_cost_usd=total.cost_usd,
