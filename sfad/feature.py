@@ -6,8 +6,9 @@ request asks for it, or when an earlier daemon has saved something of it (`daemo
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+from msgspec import Struct, field
 
 from .core.admission.guard import MayStart
 from .core.state.access import Access
@@ -33,8 +34,7 @@ class Section(NamedTuple):
     """A change takes effect at the next start of the daemon."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Feature:
+class Feature(Struct, frozen=True, kw_only=True):
     """What a feature adds. It leaves out where it takes no part."""
 
     sections: tuple[Section, ...] = ()

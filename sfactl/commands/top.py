@@ -11,6 +11,7 @@ from ..exits import UsageError
 from ..options.selection import labels
 from ..options.shared import Labels, MaybeRun, Names, Socket, User
 from ..options.spreading import spread
+from ..showing.pages import QUEUED
 
 
 class TopOptions(Struct, frozen=True):
@@ -29,8 +30,8 @@ def top(options: TopOptions) -> int:
     A tree of live runs and those that ended recently. The cursor begins at a run in trouble,
     and the lines below the tree say what it has. Keys stop, pause and resume runs, change
     limits, approve and deny, show output and reasons; ? lists them. With RUN, only its tree;
-    with --fleet, the runs of all nodes. Needs the extra top, as in: pip install '.[top]' in the
-    checkout.
+    with --fleet, the runs of all nodes. The first 20 queued runs are shown, and the others
+    counted. Needs the extra top, as in: pip install '.[top]' in the checkout.
 
     Exit codes: 0 left with q; 2 no terminal, or the extra is not installed; 69 the daemon
     cannot be reached.
@@ -50,6 +51,7 @@ def top(options: TopOptions) -> int:
         name=list(options.name) or None,
         user=options.user,
         labels=labels(options.label),
+        queued=QUEUED,
     )
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError(

@@ -157,6 +157,7 @@ class TopApp(App[None]):
             (self.table.replace if isinstance(reply, m.RunList) else self.table.update)(
                 reply.runs, monotonic()
             )
+            self.table.left_out = reply.queued
         self.show()
 
     def _lose(self, why: str) -> None:

@@ -205,12 +205,13 @@ def heading(
     asked."""
     statuses, near = table.counts
     live = sum(count for status, count in statuses.items() if not status.terminal)
-    parts: list[Text] = [(" sfad ", TITLE), (f"  {live} live", HEAD)]
-    parts += [
-        (f"  {statuses[status]} {status.value}", WARN)
-        for status in (Status.QUEUED, Status.PAUSED)
-        if statuses[status]
-    ]
+    queued = statuses[Status.QUEUED] + table.left_out
+    parts: list[Text] = [(" sfad ", TITLE), (f"  {live + table.left_out} live", HEAD)]
+    if queued:
+        shown = f" ({statuses[Status.QUEUED]} of them shown)" if table.left_out else ""
+        parts.append((f"  {queued} queued{shown}", WARN))
+    if paused := statuses[Status.PAUSED]:
+        parts.append((f"  {paused} paused", WARN))
     if troubled := sum(count for level, count in near.items() if level >= STUCK):
         parts.append((f"  {troubled} in trouble", BAD))
     if near[NEARING]:

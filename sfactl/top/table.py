@@ -70,6 +70,8 @@ class RunTable:
         """Whether there are runs of other users than this process's."""
         self.of_fleet = False
         """Whether the runs are those of several nodes."""
+        self.left_out = 0
+        """Queued runs that the daemon has counted only."""
         self._seen: dict[RunId, float] = {}
         """When the run was told last, on the caller's clock."""
 

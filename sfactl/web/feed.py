@@ -22,6 +22,7 @@ from sfad.protocol.types import RunId, RunInfo
 
 from ..connecting.connection import Client, DaemonError, Unreachable
 from ..exits import Quit
+from ..showing.pages import QUEUED
 from ..top.table import WAITS, RunTable
 from . import views
 from .source import Source
@@ -128,7 +129,7 @@ class Feed:
     async def _follow(self, client: Client) -> None:
         """Take what comes until the connection ends, or no page is open. Raise `Unreachable`,
         `DaemonError`."""
-        runs = client.send(m.WatchRuns(id=0))
+        runs = client.send(m.WatchRuns(id=0, queued=QUEUED))
         aside = {client.send(m.Events(id=0, types=["alert_*"], rows=1, follow=True))}
         due = 0.0
         while self._is_wanted():
@@ -152,6 +153,7 @@ class Feed:
     def _take(self, reply: m.RunList | m.RunsPush) -> None:
         before, runs, whole = set(self._rows), reply.runs, isinstance(reply, m.RunList)
         (self.table.replace if whole else self.table.update)(runs, time.monotonic())
+        self.table.left_out = reply.queued
         # those that are missing have ended, and were forgotten at once because many have
         known = [self.table.runs[run.id] for run in runs if run.id in self.table.runs]
         self._encode(known)

@@ -48,6 +48,8 @@ class EventStream(Response):
         severity = query.get("severity", "low")
         self._severity: Severity = severity if severity in SEVERITIES else "low"
         self._version, self._seq, self._cursor = 0, 0, ""
+        self._left_out: int | None = None
+        """Queued runs that are only counted, as the page was told."""
         self._resume(request.headers.get("last-event-id") or query.get("last", ""))
         self._lock = trio.Lock()
         self._beat_due = 0.0
@@ -134,14 +136,16 @@ class EventStream(Response):
         version, feed = self._version, self._feed
         now = feed.version
         fresh, rows, gone = feed.since(version, None if self._runs == "all" else self._runs)
-        if not (fresh or rows or gone):
+        if not (fresh or rows or gone or feed.table.left_out != self._left_out):
             self._version = now
             return
-        data = b'{"fresh":%s,"now":%.3f,"rows":[%s],"gone":%s}' % (
+        self._left_out = feed.table.left_out
+        data = b'{"fresh":%s,"now":%.3f,"rows":[%s],"gone":%s,"left_out":%d}' % (
             b"true" if fresh else b"false",
             views.now(),
             b",".join(rows),
             _encode(gone),
+            self._left_out,
         )
         await self._tell("runs", data, partial(self._at, "_version", now))
 

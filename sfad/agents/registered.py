@@ -13,10 +13,10 @@ import re
 import shlex
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
+from msgspec import Struct
 
 from ..config import BUILT_IN, Agent, Configuration, entry_key
 from ..core.state.naming import named_word, program_name
@@ -48,8 +48,7 @@ _TOLD = ("task", "model", "provider", "instructions")
 """Placeholders that the agent also finds in its environment, as SFA_TASK and so on."""
 
 
-@dataclass(frozen=True, slots=True)
-class Registered:
+class Registered(Struct, frozen=True):
     name: str
     agent: Agent
     source: str

@@ -11,11 +11,11 @@ the client and back: the daemon keeps nothing for a reader, so a reader survives
 import re
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from io import BytesIO
 from typing import Annotated, Any
 
 import msgspec
+from msgspec import Struct, field
 
 from .counters import printable
 from .lenient import mended
@@ -71,8 +71,7 @@ class Cursor(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """What was shown last lacks a newline, which must come before anything else."""
 
 
-@dataclass(slots=True)
-class Shown:
+class Shown(Struct):
     text: bytearray = field(default_factory=bytearray)
     tools: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

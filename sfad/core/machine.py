@@ -2,7 +2,6 @@
 that handles it."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace as dataclass_replace
 from typing import NamedTuple, assert_never
 
 from msgspec.structs import replace
@@ -261,7 +260,8 @@ class Machine:
         any_ended = bool(self._ctx.ended)
         while self._ctx.ended:
             ended = self._ctx.take_ended()
-            self._stop_requests.tell_ended(ended, at)
+            if self._stop_requests.waiting:
+                self._stop_requests.tell_ended(ended, at)
             self._admission.forget(ended)
             self._calls.forget(ended)
             self._ctx.barrier.forget(ended, at)
@@ -438,4 +438,4 @@ class Machine:
 
     def _limits_learnt(self, event: e.LimitsLearnt) -> None:
         learnt = {**self.policy.learnt, event.feature: event.learnt}
-        self._ctx.reconfigure(dataclass_replace(self.policy, learnt=learnt))
+        self._ctx.reconfigure(replace(self.policy, learnt=learnt))

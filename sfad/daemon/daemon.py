@@ -9,10 +9,10 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import trio
+from msgspec import Struct, field
 
 from .. import __version__
 from .. import config as configuration
@@ -342,8 +342,7 @@ async def serve(
         return daemon.left
 
 
-@dataclass(slots=True)
-class Daemon:
+class Daemon(Struct):
     home: DaemonHome
     runtime: Runtime
     server: Server

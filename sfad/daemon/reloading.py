@@ -2,11 +2,11 @@
 for the next daemon."""
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct, structs
+from msgspec.structs import replace
 
 from .. import config as configuration
 from ..config import ConfigError, Configuration, Loaded

@@ -7,10 +7,10 @@ import sqlite3
 import sys
 import traceback
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 import trio
+from msgspec import Struct
 
 from .. import config as configuration
 from ..durable.adoption import Adoption, EarlierRuns, Rows
@@ -40,8 +40,7 @@ from .loop.resources import EarlyEvents, Resources
 from .loop.seam import corrected
 
 
-@dataclass(frozen=True, slots=True)
-class DaemonHome:
+class DaemonHome(Struct, frozen=True):
     socket: Path
     state_dir: Path
     config_files: tuple[list[Path], bool]

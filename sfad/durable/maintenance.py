@@ -7,13 +7,13 @@ from collections import deque
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from concurrent.futures import CancelledError, wait
 from contextlib import closing
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 import trio
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from ..config import RetentionConfig
@@ -70,8 +70,7 @@ class Kept(Protocol):
         `ends`, `between`: as for output. Return what was done, in words; empty if nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class MaintenanceJobs:
+class MaintenanceJobs(Struct, frozen=True):
     """`live` returns the runs whose output must stay. `say` is told what was done, a line each, and
     `damaged` what is wrong with the ledger. Jobs raise `OSError`, `sqlite3.Error`, `LedgerError`,
     and `CancelledError` if the ledger is closed meanwhile."""
@@ -241,8 +240,7 @@ FIRST_ROUND_AFTER = 60.0
 """Seconds after the start until the first round of jobs."""
 
 
-@dataclass(slots=True)
-class Maintenance:
+class Maintenance(Struct):
     """Carries out the `[retention]` settings. One job runs after the other, in a thread. `report`
     is told of each failure once, until it changes or is over."""
 
@@ -326,8 +324,7 @@ EARLIER = 2 * 86400.0
 with other old output."""
 
 
-@dataclass(slots=True)
-class SessionArchive:
+class SessionArchive(Struct):
     """Carries out `archive_ttl_minutes` and `cleanup_interval_seconds`. `report` is told of
     failures."""
 

@@ -7,7 +7,6 @@ key/ID    the key of its request, also after its end, for a client that has lost
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Self, TypeVar
 
@@ -120,8 +119,7 @@ class Progress(Struct, frozen=True, array_like=True):
     milestone: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RunSnapshot:
+class RunSnapshot(Struct, frozen=True):
     origin: Origin
     progress: Progress
     meter: bytes | None

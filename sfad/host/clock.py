@@ -62,7 +62,9 @@ class Timers:
         self._armed: dict[Hashable, tuple[float, int, Callable[[], None]]] = {}
         self._heap: list[tuple[float, int, Hashable]] = []
         self._order = 0
-        self._sooner = trio.Event()
+        self._wait = trio.CancelScope()
+        self._wakes = math.inf
+        """Its deadline: when `serve` looks. What was due then may be disarmed by now."""
 
     def __len__(self) -> int:
         return len(self._armed)
@@ -75,8 +77,8 @@ class Timers:
         self._order += 1
         self._armed[key] = (at, self._order, call)
         heapq.heappush(self._heap, (at, self._order, key))
-        if self._heap[0][1] == self._order:
-            self._sooner.set()
+        if at < self._wakes:  # the task is not woken for that: a run arms two timers
+            self._wakes = self._wait.deadline = at
         if len(self._heap) > 64 + 4 * len(self._armed):
             # disarmed entries stay in the heap: each run of a burst of short ones would leave its
             # deadline there for two minutes
@@ -88,9 +90,9 @@ class Timers:
 
     async def serve(self) -> None:
         while True:
-            self._sooner = trio.Event()
-            with trio.move_on_at(self._earliest()):
-                await self._sooner.wait()
+            self._wakes = self._earliest()
+            with trio.CancelScope(deadline=self._wakes) as self._wait:
+                await trio.sleep_forever()
             self._fire(trio.current_time())
 
     def _earliest(self) -> float:

@@ -166,6 +166,9 @@ class Log:
         self._threshold = LEVELS.index(level)
         self._lines = LineFile(file, descriptor, LOG_MAX)
         self._now = now
+        self.quiet: set[tuple[str, str]] = set()
+        """Types and severities of events that are known to be below the level: each run has
+        three."""
         self.dropped = 0
         """Lines lost since the last one that was written."""
 
@@ -194,7 +197,9 @@ class Log:
         level = _EVENT_LEVEL[event.severity]
         if level == "debug" and event.type.startswith(_NOTABLE):
             level = "info"
-        if LEVELS.index(level) >= self._threshold:
+        if LEVELS.index(level) < self._threshold:
+            self.quiet.add((event.type, event.severity))
+        else:
             fields: dict[str, Any] = msgspec.to_builtins(event)
             self._line(level, {"severity": event.severity, **fields})
 

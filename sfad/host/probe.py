@@ -15,9 +15,10 @@ import socket
 import struct
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+
+from msgspec import Struct
 
 from .linux.process_events import ExecEvents
 
@@ -31,8 +32,7 @@ PIDFD_GET_INFO_64 = 0xC040FF0B
 PR_GET_CHILD_SUBREAPER = 37
 
 
-@dataclass(frozen=True, slots=True)
-class Cgroups:
+class Cgroups(Struct, frozen=True):
     """Where runs can be contained, and what the kernel can do there."""
 
     mount: str | None

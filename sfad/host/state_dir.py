@@ -19,8 +19,9 @@ import os
 import re
 import stat
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from ..protocol.paths import make_private
 from .files import is_regular, set_aside
@@ -32,8 +33,7 @@ _POSIX_LOCK = re.compile(rb"^\d+: POSIX +ADVISORY +WRITE (\d+) \S+ (\d+) (\d+)$"
 namespace, which are those that a daemon could adopt or kill."""
 
 
-@dataclass(frozen=True, slots=True)
-class StateLock:
+class StateLock(Struct, frozen=True):
     """Keeps other daemons, and `sfad sweep`, from a state directory. The kernel frees it when the
     process ends."""
 

@@ -13,12 +13,12 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar, TypeVarTuple
 from weakref import WeakValueDictionary
 
 import trio
+from msgspec import Struct
 
 # ---- Tasks beside the loop, and calls in threads
 
@@ -89,8 +89,7 @@ async def keep_serving(
 _ASIDE = object()
 
 
-@dataclass(slots=True, eq=False)
-class _Place:
+class _Place(Struct, eq=False):
     """Where a coroutine waits in a `Line`."""
 
     coroutine: Coroutine[object, None, None] | None = None

@@ -79,6 +79,8 @@ class AgentWatch:
         self._scope = trio.CancelScope()
         self._waiting: trio.CancelScope | None = None
         """That of the wait for events; `None` while it does not wait."""
+        self._leave_at = 0.0
+        """Until then it goes on without a live run."""
         runs.emptied = self._stop_soon
 
     def watch(self, programs: frozenset[str]) -> None:
@@ -107,15 +109,19 @@ class AgentWatch:
                             await self._follow(events)
 
     async def _follow(self, events: ExecEvents) -> None:
-        """Look at what the kernel tells, until no run is live."""
+        """Look at what the kernel tells, until no run is live, and some time beyond that: runs may
+        follow each other, and to begin again takes as much as ten of them."""
         look_at = trio.current_time() + _LOOK_EVERY  # runs may have been adopted
         await trio.sleep(self._pause(_BEGIN))
-        while self._runs:
-            with trio.CancelScope(deadline=look_at) as self._waiting:
+        while self._runs or trio.current_time() < self._leave_at:
+            until = look_at if self._runs else self._leave_at
+            with trio.CancelScope(deadline=until) as self._waiting:
                 await trio.lowlevel.wait_readable(events)
             self._waiting = None
             pids = events.pids()
-            if pids is None or trio.current_time() >= look_at:
+            if not self._runs:
+                pause = self._pause(0)
+            elif pids is None or trio.current_time() >= look_at:
                 pause, look_at = max(_GATHER, self._look_at_all()), math.inf
             else:
                 self._look_at(pids)
@@ -125,11 +131,11 @@ class AgentWatch:
                 await trio.sleep(pause)
 
     def _stop_soon(self) -> None:
-        """Look soon whether a run is live: runs may follow each other."""
-        waiting, soon = self._waiting, trio.current_time() + _LOOK_EVERY
+        """Look soon whether a run is live."""
+        waiting, self._leave_at = self._waiting, trio.current_time() + _LOOK_EVERY
         # to set it costs ten calls, whatever it was
-        if waiting is not None and soon < waiting.deadline:
-            waiting.deadline = soon
+        if waiting is not None and self._leave_at < waiting.deadline:
+            waiting.deadline = self._leave_at
 
     def _pause(self, least: float) -> float:
         """Count a wake-up. Return for how long events gather: `least` while wake-ups are rare."""

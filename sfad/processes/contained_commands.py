@@ -10,9 +10,9 @@ import os
 import secrets
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 
 import trio
+from msgspec import Struct, field
 
 from ..core import events as e
 from ..core.state.vocabulary import signal_name
@@ -31,8 +31,7 @@ KILL_WAIT = 30.0
 which goes on killing."""
 
 
-@dataclass(frozen=True, slots=True)
-class ContainedCommand:
+class ContainedCommand(Struct, frozen=True):
     argv: Sequence[bytes]
     cwd: bytes
     env: list[bytes]
@@ -44,8 +43,7 @@ class ContainedCommand:
     """As in `LaunchSpec`."""
 
 
-@dataclass(frozen=True, slots=True)
-class CommandResult:
+class CommandResult(Struct, frozen=True):
     how: str
     """How it ended, in words: `exit code 0`."""
     ok: bool
@@ -53,8 +51,7 @@ class CommandResult:
     elapsed_s: float
 
 
-@dataclass(slots=True)
-class _Process:
+class _Process(Struct):
     exited: trio.Event = field(default_factory=trio.Event)
     emptied: trio.Event = field(default_factory=trio.Event)
     how: str = ""
@@ -69,6 +66,8 @@ class ContainedCommands:
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
         self._processes: dict[RunId, _Process] = {}
+        self.names = self._processes.keys()
+        """The commands that are executed now."""
         self._operators: set[RunId] = set()
         self._prefix = f"command-{secrets.token_hex(4)}"
         """Of the names of this daemon's commands: those that an earlier daemon could not kill have
@@ -76,9 +75,6 @@ class ContainedCommands:
         self._last = 0
         self._resting = False
         self._ended: trio.lowlevel.ParkingLot = trio.lowlevel.ParkingLot()
-
-    def __contains__(self, name: RunId) -> bool:
-        return name in self._processes
 
     def is_operators(self, name: RunId | None) -> bool:
         """Return whether that is a command of the config, which acts for the operator."""

@@ -12,10 +12,10 @@ import select
 import signal
 from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from time import monotonic, sleep
 
 import psutil
+from msgspec import Struct
 
 from ..core.state.run import number_or_zero
 from ..protocol.types import RunId
@@ -35,8 +35,7 @@ _SWEPT: RunId = "swept"
 """In the place of a run: a process to be killed."""
 
 
-@dataclass(frozen=True, slots=True)
-class SweepReport:
+class SweepReport(Struct, frozen=True):
     pids: tuple[int, ...] = ()
     """Processes that were found."""
     left: tuple[int, ...] = ()

@@ -455,7 +455,12 @@ class OwedEvents:
             return False
 
     def _empty(self, run: LaunchedRun, poll: int | None = None) -> bool:
-        return not run.has_main() and not with_reserve(self._populated, run, poll)
+        if run.main is not None or (run.children and run.has_main()):
+            return False
+        try:
+            return not self._populated(run, poll)
+        except OSError:
+            return not with_reserve(self._populated, run, poll)
 
     def report_frozen(self, run: LaunchedRun) -> None:
         """Report `Frozen`, if it is owed."""
@@ -549,7 +554,8 @@ class Mains:
             self._emitter.emit(LaunchSucceeded, run.id, main.pid)
 
     def _reap(self, run: LaunchedRun, main: MainProcess) -> None:
-        self._read_report(run, main)
+        if main.report is not None:
+            self._read_report(run, main)
         if not main.ours:
             if ended(main.pidfd):
                 self._find_status(run, main)
@@ -610,7 +616,8 @@ class Mains:
             return
         run.emptied = self._owed.known_empty(run, poll)
         self._emitter.emit(MainExited, run.id, code, number, run.emptied)
-        self._owed.report_if_empty(run)
+        if run.emptying or run.parent is not None:
+            self._owed.report_if_empty(run)
 
 
 def _free(main: MainProcess) -> None:

@@ -92,13 +92,13 @@ def _whole(value: Any) -> Any:
     return [_whole(each) for each in value] if isinstance(value, list | tuple) else value
 
 
-def lean(kind: type[msgspec.Struct], names: Sequence[str] = ()) -> Callable[[Any], Any]:
-    """Return a function that makes of a struct one with these fields, or with all, that is encoded
-    without those which have their defaults."""
+def lean(
+    kind: type[msgspec.Struct], names: Sequence[str]
+) -> tuple[Callable[..., object], Callable[[Any], tuple[Any, ...]]]:
+    """Return a struct of these fields of another one, which is encoded without those that have
+    their defaults, and a function that returns what such a struct is made of."""
     fields = {field.name: field for field in msgspec.structs.fields(kind)}
-    chosen = sorted(
-        (fields[name] for name in names or fields), key=lambda field: not field.required
-    )
+    chosen = sorted((fields[name] for name in names), key=lambda field: not field.required)
     declared = [
         (field.name, Any) if field.required else (field.name, Any, _default(field))
         for field in chosen
@@ -106,8 +106,7 @@ def lean(kind: type[msgspec.Struct], names: Sequence[str] = ()) -> Callable[[Any
     made = msgspec.defstruct(
         f"Lean{kind.__name__}", declared, omit_defaults=True, frozen=True, gc=False
     )
-    values = attrgetter(*made.__struct_fields__)
-    return lambda whole: made(*values(whole))
+    return made, attrgetter(*made.__struct_fields__)
 
 
 def _default(field: msgspec.structs.FieldInfo) -> Any:

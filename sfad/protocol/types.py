@@ -163,7 +163,7 @@ class Limit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=Fa
         return not self.source.startswith("agent ")
 
 
-class LimitState(Struct, frozen=True, kw_only=True, gc=False):
+class LimitState(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A limit that binds a run, and how far it is used."""
 
     kind: LimitKind
@@ -265,7 +265,7 @@ class Reason(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
         return replace(self, message=f"{self.message}; {words}")
 
 
-class Usage(Struct, frozen=True, kw_only=True, gc=False):
+class Usage(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """What a run itself used, without its descendants. Only `elapsed_s` is known without a
     source."""
 
@@ -568,7 +568,7 @@ class Hold(Struct, frozen=True, kw_only=True, gc=False):
     """For `limit` and `approval`: the kind of limit."""
 
 
-class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
+class RunInfo(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A run as it is shown. A field that only a live run has is `None` or empty when the run has
     ended."""
 

@@ -2,8 +2,6 @@
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import timedelta
 from itertools import islice
 from typing import NamedTuple
 
@@ -16,14 +14,14 @@ from ..core.state.run import Run, number_or_zero, run_id, run_number
 from ..host.clock import wall_clock
 from ..processes import kernel
 from ..processes.launcher import Footprint
-from ..protocol.encoding import lean, pack
-from ..protocol.types import CallInfo, Hold, LimitState, RunId, RunInfo, Status, Usage
+from ..protocol.encoding import pack
+from ..protocol.types import CallInfo, Hold, RunId, RunInfo, Status
 from ..storage.ledger.queries import CALLS, Page, Selection
 from ..storage.ledger.records import Records
-from ..storage.ledger.rows import used_by, with_totals
+from ..storage.ledger.rows import used_by, with_own_total, with_totals
 from ..storage.ledger.summary import Unwritten
 from .live import Live, SignsOfLife, SpawnKey
-from .showing import info_of, info_with_totals, usage_of
+from .showing import info_of, usage_of, with_account
 
 # ---- Runs as rows of a list. An ended run does not change, so its row is read and encoded once for
 # many lists.
@@ -33,17 +31,11 @@ MAX_BYTES = 6 * 1024 * 1024
 """Bytes of rows of one kind that are held: 9 000 with limits, or 20 000 without."""
 
 
-_lean_run, _lean_usage, _lean_limit = lean(RunInfo), lean(Usage), lean(LimitState)
-
-
 def row_of(info: RunInfo, *, limits: bool) -> Raw:
-    """Return a run as a row, in which what is nil or as its default is left out: a client that
-    reads a long list would spend half of its time on that. Without `limits`, an ended run has none:
-    they would take half of the rest."""
-    shown = info.limits
-    if info.status.terminal:  # this row is encoded once
-        shown = list(map(_lean_limit, shown)) if limits else []
-    return Raw(pack(_lean_run(replace(info, usage=_lean_usage(info.usage), limits=shown))))
+    """Return a run as a row. Without `limits`, an ended run has none: a client that reads a long
+    list would spend half of its time on them."""
+    bare = not limits and info.status.terminal
+    return Raw(pack(replace(info, limits=[]) if bare else info))
 
 
 class EncodedRuns:
@@ -93,6 +85,9 @@ SIGNS_FOR = 0.1
 """Seconds for which the signs of life of a live run are shown again. To look takes five system
 calls, half of the time of a list of live runs."""
 
+MOST_SHOWN = 1000
+"""Live runs that are kept as they were shown last, in 1 KiB each."""
+
 ENCODED_AT_ONCE = 64
 """Rows. A thousand at once take half as long again: the garbage collector looks at them."""
 
@@ -114,6 +109,18 @@ class KnownRun(NamedTuple):
     lineage_ids: tuple[RunId, ...]
 
 
+class Shown(NamedTuple):
+    """A live run as it was shown last."""
+
+    version: int
+    """Of the catalogue."""
+    revision: int
+    """Of the run."""
+    at: float
+    info: RunInfo
+    row: Raw
+
+
 class Listed(NamedTuple):
     """The runs of a page."""
 
@@ -127,10 +134,19 @@ class Listed(NamedTuple):
     """Whether rows are whole; see `row_of`."""
     queued: int = 0
     """`RunList.queued`"""
+    shown: Mapping[RunId, Shown] = {}
+    """Live runs that are encoded already."""
 
     def rows(self, live: Iterable[RunInfo]) -> list[Raw]:
         """Return the ended runs and these live ones as they are sent, oldest first."""
-        rows = self.ended | {run_number(info.id): row_of(info, limits=self.limits) for info in live}
+        rows = self.ended.copy()
+        for info in live:
+            shown = self.shown.get(info.id)
+            rows[run_number(info.id)] = (
+                shown.row
+                if shown is not None and shown.info is info
+                else row_of(info, limits=self.limits)
+            )
         return [rows[number] for number in sorted(rows)]
 
 
@@ -177,6 +193,11 @@ class RunCatalogue:
         self.live: dict[RunId, Live] = {}
         self.heard: Callable[[Live, float], float | None] = lambda _live, _now: None
         """Returns when a live run was heard of last. The runtime sets it."""
+        self.version = 0
+        """Counts how often something was decided that may have changed what is shown of live
+        runs."""
+        self._shown_last: dict[RunId, Shown] = {}
+        """Live runs that may be shown so again."""
         self._recent: OrderedDict[RunId, RecentRun] = OrderedDict()
         self._unrecorded: dict[RunId, RunInfo] = {}
         """Ended runs whose end the ledger has not confirmed yet."""
@@ -198,6 +219,7 @@ class RunCatalogue:
     def retire(self, live: Live, info: RunInfo, *, admitted: bool) -> None:
         """An ended run leaves the live ones. `admitted`: the ledger has it."""
         del self.live[info.id]
+        self._shown_last.pop(info.id, None)
         self._unrecorded[info.id] = info
         ended = RecentRun(info, live.uid, live.lineage_ids, live.kept, live.key)
         self._keep(ended)
@@ -286,12 +308,36 @@ class RunCatalogue:
             owner[0], () if scope.run is None else self._records.lineage(run)
         )
 
+    def with_total(self, run: RunInfo) -> RunInfo:
+        """Do the same for one run."""
+        return self.with_totals([run])[0] if run.descendants else with_own_total(run)
+
     def shown(self, live: Live, footprint: Footprint | None = None) -> RunInfo:
         """Return a live run as it is shown now."""
-        return self._with_signs(self._info(live, trio.current_time(), footprint), live)
+        return self._shown(live, trio.current_time(), footprint)
 
-    def _info(self, live: Live, now: float, footprint: Footprint | None = None) -> RunInfo:
-        return info_of(live, now, footprint, self._holds(live.run, now))
+    def _shown_lately(self, live: Live, now: float) -> RunInfo:
+        """Return the same, as it was shown a moment ago if nothing has happened since: to make and
+        encode it takes as long as 20 rows of ended runs."""
+        run, shown = live.run.id, self._shown_last.get(live.run.id)
+        if (
+            shown is None
+            or shown.version != self.version
+            or shown.revision != live.revision
+            or now - shown.at >= SIGNS_FOR
+        ):
+            info = self._shown(live, now)
+            if not info.descendants:
+                info = with_own_total(info)
+            if len(self._shown_last) >= MOST_SHOWN and run not in self._shown_last:
+                return info
+            row = row_of(info, limits=True)
+            shown = self._shown_last[run] = Shown(self.version, live.revision, now, info, row)
+        return shown.info
+
+    def _shown(self, live: Live, now: float, footprint: Footprint | None = None) -> RunInfo:
+        holds = self._holds(live.run, now)
+        return info_of(live, now, footprint, holds, self._signs(live, now))
 
     def begun(self, run: RunId) -> RunInfo | None:
         """As `info`, of a run that was admitted or started just now, of which there is no sign of
@@ -300,29 +346,26 @@ class RunCatalogue:
         if live is None:
             return self.info(run)
         begun, live.begun = live.begun, None
-        return begun or self._info(live, live.run.started_at or trio.current_time())
+        return begun or self._begun(live)
 
     def note_begun(self, live: Live) -> None:
         """Have `begun` return the run as it is now, though more may be decided about it before
         that: no client is told of an end that is not on record."""
         live.look_at_the_clock(wall_clock())
-        live.begun = self._info(live, live.run.started_at or trio.current_time())
+        live.begun = self._begun(live)
 
-    def _with_signs(self, info: RunInfo, live: Live) -> RunInfo:
-        """Add when the run was heard of last, and whether a signal has stopped it."""
-        if not live.run.attempt or live.run.status.terminal:
-            return info
-        now, signs = trio.current_time(), live.signs
-        if signs is None or now - signs.looked_at >= SIGNS_FOR or signs.pid != info.pid:
-            live.signs = signs = SignsOfLife(
-                now, info.pid, self.heard(live, now), _is_stopped(info.pid)
-            )
-        if signs.heard is None:
-            return info
-        at = wall_clock() - timedelta(seconds=now - signs.heard)
-        return replace(
-            info, last_heard_at=at, stopped=info.status is Status.RUNNING and signs.is_stopped
-        )
+    def _begun(self, live: Live) -> RunInfo:
+        now = live.run.started_at or trio.current_time()
+        return info_of(live, now, holds=self._holds(live.run, now))
+
+    def _signs(self, live: Live, now: float) -> SignsOfLife | None:
+        """Look when the run was heard of last, and whether a signal has stopped it."""
+        pid, signs = live.run.latest.pid, live.signs
+        if not live.run.latest.number or live.run.status.terminal:
+            return None
+        if signs is None or now - signs.looked_at >= SIGNS_FOR or signs.pid != pid:
+            live.signs = signs = SignsOfLife(now, pid, self.heard(live, now), _is_stopped(pid))
+        return signs if signs.heard is not None else None
 
     def in_memory(
         self, run: RunId, footprint: Footprint | None = None, cpu: float | None = None
@@ -331,10 +374,8 @@ class RunCatalogue:
         what is to be shown."""
         live = self.live.get(run)
         if live is not None:
-            now = trio.current_time()
-            holds = self._holds(live.run, now)
-            info = self._with_signs(info_with_totals(live, now, footprint, cpu, holds), live)
-            return KnownRun(info, live.uid, live.lineage_ids)
+            info = self._shown(live, trio.current_time(), footprint)
+            return KnownRun(with_account(info, live, cpu), live.uid, live.lineage_ids)
         ended = self._recent.get(run)
         return KnownRun(ended.info, ended.uid, ended.lineage_ids) if ended is not None else None
 
@@ -415,7 +456,7 @@ class RunCatalogue:
             live = self.with_totals(info for info, _ in self._live(page, footprints or {}))
         ended = self._rows([number for number, _ in found.ended], limits=limits)
         more = run_id(found.reached) if found.reached else None
-        return Listed(ended, live, more, limits, queued)
+        return Listed(ended, live, more, limits, queued, self._shown_last)
 
     def unwritten(self, page: Page) -> Unwritten:
         """Return the runs of a page that are not in the ledger's file as they are now."""
@@ -427,7 +468,7 @@ class RunCatalogue:
         runs = list(runs)
         roots = {info.root_id for info in runs if info.descendants}
         if not roots:
-            return with_totals(runs, {})
+            return list(map(with_own_total, runs))
         used = self._records.used_below(roots)
         for live in self.live.values():
             parent = live.run.parent
@@ -468,22 +509,29 @@ class RunCatalogue:
     ) -> RunInfo | None:
         if not (page.scope.admits(live.uid, live.lineage_ids) and _may_be_in(page, live)):
             return None
-        info = self._with_signs(self._info(live, now, footprints.get(live.run.id)), live)
+        if footprints:
+            info = self._shown(live, now, footprints.get(live.run.id))
+        else:
+            info = self._shown_lately(live, now)
         return info if page.admits(info, live.uid, live.lineage_ids) else None
 
+    def queued(self, page: Page) -> list[RunId]:
+        """Return the queued runs of a page in their order, by what is known of them without a look
+        at each."""
+        return [
+            run
+            for run, live in self.live.items()
+            if live.run.status is Status.QUEUED
+            and page.scope.admits(live.uid, live.lineage_ids)
+            and _may_be_in(page, live)
+        ]
+
     def _queued_beyond(self, page: Page) -> int:
-        """Return how many queued runs a page leaves out, by what is known of them without a look at
-        each."""
+        """Return how many queued runs a page leaves out."""
         most = page.query.queued
         if most is None or page.query.before is not None:
             return 0
-        queued = sum(
-            live.run.status is Status.QUEUED
-            and page.scope.admits(live.uid, live.lineage_ids)
-            and _may_be_in(page, live)
-            for live in self.live.values()
-        )
-        return max(0, queued - max(0, most))
+        return max(0, len(self.queued(page)) - max(0, most))
 
     def page(self, page: Page) -> Selection:
         """Return a page of the ledger, with the ended runs that it could not admit. Of live ones,
@@ -535,8 +583,7 @@ OpenCalls = Callable[[RunId], list[CallInfo]]
 """Returns the calls of a live run that wait or are under way."""
 
 
-@dataclass(frozen=True, slots=True)
-class CallList:
+class CallList(Struct, frozen=True):
     _records: Records
     _live: Mapping[RunId, Live]
     _waiting: OpenCalls

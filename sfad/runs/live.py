@@ -15,6 +15,7 @@ from ..agents.command import Command
 from ..agents.program import AgentSessions
 from ..agents.registered import session_of
 from ..agents.setup_reader import NO_SETUPS, TreeSetups
+from ..core.state.request import Asked
 from ..core.state.run import Run
 from ..host.linux.descriptors import close_soon
 from ..processes.credentials import Credentials
@@ -295,6 +296,13 @@ class Live(Struct, eq=False):
     unused: list[LimitState] | None = None
     """The limits but time, as they are shown while none of them is known to be used; `None` if they
     have changed since."""
+    revision: int = 0
+    """Counts what is changed here that is shown. What the core changes, `RunCatalogue.version`
+    counts."""
+    fixed: RunInfo | None = None
+    """What does not change of how it is shown; `None` until it is shown first."""
+    fixed_of: Asked | None = None
+    """The request that this is made of."""
     signs: SignsOfLife | None = None
     """As they were shown last."""
     shown: dict[str, Any] = field(default_factory=dict)
@@ -314,6 +322,9 @@ class Live(Struct, eq=False):
         """Be started on this node after all, as was decided now."""
         self.command, self.output, self.parts, self.program = command, output, parts, program
         self.order, self.session_files = None, session_files
+
+    def fix(self, info: RunInfo, asked: Asked) -> None:
+        self.fixed, self.fixed_of = info, asked
 
     def hear(self, at: float) -> None:
         self.heard = at
@@ -335,18 +346,24 @@ class Live(Struct, eq=False):
         self.main = SavedMain(latest.number, pid, started, files, latest.stage)
 
     def set_model(self, model: str | None) -> None:
-        self.model = model or self.model
+        if model and model != self.model:
+            self.model = model
+            self.revision += 1
 
     def set_provider(self, upstream: str) -> None:
-        self.provider = upstream or self.provider
+        if upstream and upstream != self.provider:
+            self.provider = upstream
+            self.revision += 1
 
     def set_meter(self, *, silent: bool) -> None:
         """Note whether its meter recognises anything in its output; its limits are shown
         accordingly."""
         self.meter_silent, self.unused = silent, None
+        self.revision += 1
 
     def reach(self, milestone: str) -> None:
         self.milestone = milestone
+        self.revision += 1
 
     @property
     def unrecorded_calls(self) -> UnrecordedCalls:
@@ -360,6 +377,7 @@ class Live(Struct, eq=False):
 
     def limits_changed(self) -> None:
         self.unused = None
+        self.revision += 1
 
     def close(self) -> None:
         if self.descriptors:

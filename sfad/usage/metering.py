@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from math import ceil
@@ -11,6 +10,7 @@ from typing import NamedTuple
 
 import psutil
 import trio
+from msgspec import Struct, field
 
 from ..agents import SESSION_VARIABLES, UNREAD, AgentProgram, Reading, chosen, named
 from ..agents.program import is_session_id
@@ -63,8 +63,7 @@ MAX_ANSWERS = 1000
 _COMPARED = Tokens(input=10_000, output=1000)
 
 
-@dataclass(frozen=True, slots=True)
-class UsePricing:
+class UsePricing(Struct, frozen=True):
     """Uses the prices that a run began with. A run that has not been launched has none yet."""
 
     runs: Mapping[RunId, MeteredRun]

@@ -13,7 +13,6 @@ import math
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from copy import copy
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 from functools import lru_cache, partial
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple, get_args
 from urllib.parse import urlsplit
 
 import trio
+from msgspec import Struct
 from msgspec.structs import replace
 
 from ..config import Price
@@ -354,8 +354,7 @@ class Prices:
             return None
 
 
-@dataclass(frozen=True, slots=True)
-class _Rates:
+class _Rates(Struct, frozen=True):
     """USD per million tokens, by the library's names without `_mtok`."""
 
     of: Mapping[str, float]

@@ -5,10 +5,10 @@ import os
 import re
 import sqlite3
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import msgspec
+from msgspec import Struct
 
 from ..agents.program import (
     AgentProgram,
@@ -30,8 +30,7 @@ class NotResumable(Exception):
     """The message says why, as the end of a sentence that begins with the run."""
 
 
-@dataclass(frozen=True, slots=True)
-class WantedAgentSession:
+class WantedAgentSession(Struct, frozen=True):
     """The session of an ended run."""
 
     program: AgentProgram

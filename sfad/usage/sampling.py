@@ -20,10 +20,10 @@ import math
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 
 import psutil
 import trio
+from msgspec import Struct
 
 from ..core import events as e
 from ..core.state.run import Run
@@ -106,8 +106,7 @@ def _last_pid() -> int:
     return int((kernel.read("/proc/loadavg") or b"0").split()[-1])
 
 
-@dataclass(slots=True, eq=False)
-class _Watched:
+class _Watched(Struct, eq=False):
     run: RunId
     kind: str
     threshold: float

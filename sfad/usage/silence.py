@@ -13,9 +13,9 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 import trio
+from msgspec import Struct, field
 
 from ..core import events as e
 from ..core.state.naming import AGENT_COMMANDS, program_name
@@ -101,8 +101,7 @@ def _agent_programs(live: Live) -> int:
     return own + sum(kernel.is_alive(*process) for process in live.run.unadmitted_seen.items())
 
 
-@dataclass(slots=True)
-class _Watched:
+class _Watched(Struct):
     live: Live
     limit: float
     since: float
@@ -126,8 +125,7 @@ class _Watched:
         )
 
 
-@dataclass(slots=True)
-class SilenceWatch:
+class SilenceWatch(Struct):
     signs: Signs
     launcher: Launcher
     feed: e.Feed

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from msgspec.structs import replace as replaced
+from msgspec.structs import replace
 
 from sfad.core import commands as c
 from sfad.core import events as e
@@ -420,7 +419,7 @@ def at(seconds: float) -> After:
 
 
 def clock(t: Transcript, run: RunId, seconds: float) -> e.TimerFired:
-    return replaced(t.fired(run, "at"), unix_time=NOW + seconds)
+    return replace(t.fired(run, "at"), unix_time=NOW + seconds)
 
 
 def test_a_run_waits_for_a_time_which_is_looked_at_again_and_again() -> None:

@@ -3,12 +3,12 @@ sets."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from sfad.core.admission.candidate import session_limits_of
 from sfad.core.state.limits import Limits

@@ -41,6 +41,7 @@ class Watching:
         self.client = client
         self.id = client.send(m.WatchRuns(id=0, **wanted))  # type: ignore[arg-type]
         self.runs: dict[str, RunInfo] = {}
+        self.queued = 0
         self.snapshots = 0
         self.pushes = 0
         while not self.snapshots:
@@ -56,6 +57,7 @@ class Watching:
             if isinstance(reply, m.RunList):
                 self.runs, self.snapshots = {}, self.snapshots + 1
             self.pushes += 1
+            self.queued = reply.queued
             self.runs |= {run.id: run for run in reply.runs}
 
     def until(self, condition: Callable[[dict[str, RunInfo]], bool]) -> None:
@@ -227,3 +229,25 @@ def test_no_more_watches_than_a_bound(daemon: Daemon) -> None:
             return True
 
         wait_until(place, "closed connections give their places back")
+
+
+def test_queued_runs_beyond_some_are_counted(start: Start) -> None:
+    daemon = start(config="[quotas]\ntrees = 1\n")
+    with daemon.client() as client:
+        running = started(client, SLEEP).id
+        waiting = [started(client, SLEEP).id for _ in range(4)]
+        with watching(daemon, queued=2) as seen:
+            assert (list(seen.runs), seen.queued) == ([running, *waiting[:2]], 2)
+            waiting.append(started(client, SLEEP).id)
+            seen.until(lambda _: seen.queued == 3)
+            assert waiting[4] not in seen.runs
+            stopped(client, running)
+            seen.until(lambda runs: runs[waiting[0]].status is Status.RUNNING)
+            seen.until(lambda runs: waiting[2] in runs)
+            assert (seen.queued, waiting[3] in seen.runs) == (2, False)
+            stopped(client, waiting[1])
+            seen.until(lambda runs: waiting[3] in runs)
+            assert seen.queued == 1
+            stopped(client, *waiting)
+            seen.until(lambda runs: not any(run.status is Status.QUEUED for run in runs.values()))
+            assert (seen.queued, seen.snapshots) == (0, 1)

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfactl.top.cells import Layout, bars
+from sfactl.top.cells import Layout, bars, heading
 from sfactl.top.table import MOST_ENDED, RunTable
 from sfad.core.state.run import run_id
 from sfad.protocol.kinds import KINDS
@@ -142,3 +142,11 @@ def test_the_user_is_shown_where_there_are_others_and_groups_the_trees() -> None
     assert "USER" not in [column.title for column in Layout.of(120).columns]
     table.sort_by("user")
     assert [row.run.user for row in table.rows] == sorted([own, "ben", "zoe", "zoe"])
+
+
+def test_queued_runs_that_are_only_counted_stand_in_the_first_line() -> None:
+    table = RunTable()
+    table.replace([info(1), info(2, status=Status.QUEUED)], 0.0)
+    table.left_out = 9_999
+    shown = heading(table, None, "", 100, datetime.now(UTC)).text
+    assert "10001 live  10000 queued (1 of them shown)" in shown

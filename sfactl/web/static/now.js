@@ -26,6 +26,7 @@ export function show() {
   list.filter = filter.value;
   let daemon = null;
   let ready = false;
+  let leftOut = 0; // queued runs that are only counted
 
   const tell = () => {
     if (!ready) return;
@@ -33,7 +34,8 @@ export function show() {
     const live = runs.filter((run) => !run.ended);
     const waits = live.filter((run) => run.rank === 4).length;
     const stuck = live.filter((run) => run.rank === 3).length;
-    const parts = [`${live.length} live`];
+    const parts = [`${live.length + leftOut} live`];
+    if (leftOut) parts.push(`${leftOut} more queued`);
     if (waits) parts.push(`${waits} ${waits === 1 ? "waits" : "wait"} for you`);
     if (stuck) parts.push(`${stuck} in trouble`);
     if (daemon?.cost !== null && daemon?.cost !== undefined) parts.push(`${usd(daemon.cost)} USD in the last ${daemon.window}${daemon.node ? ` on ${daemon.node}` : ""}`);
@@ -57,6 +59,7 @@ export function show() {
   const live = new Live({ runs: "all" }, {
     runs: (told) => {
       ready = true;
+      leftOut = told.left_out;
       const before = list.take(told);
       for (const run of told.rows) notice(before.get(run.id), run); // also of what has changed while the connection was lost
       tell();

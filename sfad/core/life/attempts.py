@@ -5,7 +5,8 @@ An attempt succeeds, is followed by another, or fails the run.
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from ...protocol.checks import on_one_line, to_repair
 from ...protocol.event_types import EventType
@@ -40,8 +41,7 @@ _REFUSALS = frozenset({400, 404, 405, 413, 415, 422})
 """Statuses that say that a request is wrong. To send it again as it is would change nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptTracker:
+class AttemptTracker(Struct, frozen=True):
     _ctx: Context
     _lifecycle: Lifecycle
     _stopping: Stopping

@@ -5,8 +5,8 @@ It knows none of the components above it, which say when.
 """
 
 from collections import Counter
-from dataclasses import dataclass
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from ...protocol.event_types import EventType
@@ -33,8 +33,7 @@ from .stages import first_stage, told_of_checks
 # ---- Launch, clock, end
 
 
-@dataclass(frozen=True, slots=True)
-class Lifecycle:
+class Lifecycle(Struct, frozen=True):
     _ctx: Context
     _spending: Spending
     _watching: Watching
@@ -138,8 +137,10 @@ class Lifecycle:
             if ending.outcome is Status.COMPLETED
             else _with_trouble(ending, run.latest.known_trouble)
         )
-        self.unpause(run)
-        self.release_limit_hold(run)
+        if run.paused is not None:
+            self.unpause(run)
+        if run.limit_hold is not None:
+            self.release_limit_hold(run)
         if run.latest.said_finished:
             self._ctx.disarm(run, Timer.RESULT)
         self.halt_clock(run, at)
@@ -181,11 +182,13 @@ class Lifecycle:
         assert run.ending is not None
         if run.remote is not None and not run.attempt:
             self._ctx.elsewhere.never_sent(run)
-        self._spending.close(run)
+        if run.account.metered:
+            self._spending.close(run)
         run.move(run.ending.outcome)
         run.ended_at = at
         run.latest.pid = None
-        self.leave_ladder(run)
+        if run.ladder is not None:
+            self.leave_ladder(run)
         if run.tied_to is not None:
             self._ctx.disarm(run, Timer.RECONNECT)
         if run.remote is not None or run.lease is not None:
@@ -206,8 +209,10 @@ class Lifecycle:
         if run.attempt:
             self._ctx.do(c.Release(run.id))
         self._ctx.do(c.Retire(run))
-        self.answer_spawn(run)
-        self.fail_pauses(run, "ended before it was paused")
+        if run.admit_token is not None:
+            self.answer_spawn(run)
+        if run.pause_tokens:
+            self.fail_pauses(run, "ended before it was paused")
 
 
 _ENDS = {status: EventType(f"run_{status}") for status in ENDED}
@@ -227,6 +232,8 @@ def _told(run: Run) -> str:
     """Return why a run has ended, how it was checked, and what its end has stopped."""
     reason = run.ending.reason if run.ending is not None else None
     stopped = run.stopped_children
+    if reason is None and stopped is None:
+        return ""
     told = [
         told_of_checks(run) if run.asked.stages and run.status is Status.COMPLETED else "",
         reason.message if reason is not None else "",

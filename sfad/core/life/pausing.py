@@ -1,6 +1,6 @@
 """Pauses and resumes runs: freezes a run with everything below it, and halts their clocks."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from ...protocol.event_types import EventType
 from ...protocol.types import ErrorCode, Reason, Status
@@ -17,8 +17,7 @@ REPLY_OUTLIVES = 240.0
 one the agent makes the call again, and knows nothing of what the first one has used."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pausing:
+class Pausing(Struct, frozen=True):
     _ctx: Context
     _lifecycle: Lifecycle
     _stop_requests: StopRequests

@@ -2,8 +2,9 @@
 empty."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from signal import SIGTERM
+
+from msgspec import Struct
 
 from ...protocol.event_types import EventType
 from ...protocol.types import ErrorCode, Reason, RunId, Status, Survivor, Unreached
@@ -18,8 +19,7 @@ from ..state.vocabulary import ReasonKind, Timer, signal_name
 from .lifecycle import Lifecycle
 
 
-@dataclass(frozen=True, slots=True)
-class Stopping:
+class Stopping(Struct, frozen=True):
     _ctx: Context
     _lifecycle: Lifecycle
 
@@ -280,6 +280,11 @@ class StopRequests:
                 # it is on this ladder and has no survey of its own
                 below = {r.id for r in each.subtree()}
                 self._tell(each, ev.at, [s for s in ev.survivors if s.run_id in below])
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a stop request waits for the end of runs."""
+        return bool(self._tickets)
 
     def tell_ended(self, ended: Iterable[Run], at: float) -> None:
         for run in ended:

@@ -6,8 +6,8 @@ breach of several limits at once is answered with the strongest action.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from ...protocol.event_types import EventType
@@ -120,8 +120,7 @@ def _of(crossing: Crossing, refused: float | None) -> Numbers:
 # up
 
 
-@dataclass(frozen=True, slots=True)
-class LimitHolds:
+class LimitHolds(Struct, frozen=True):
     _ctx: Context
     _stopping: Stopping
     _pausing: Pausing
@@ -241,8 +240,7 @@ _ENDING = (Action.TERMINATE, Action.CONCLUDE, Action.REFUSE)
 """What was used cannot be refused any more, and no call is to be made after it."""
 
 
-@dataclass(frozen=True, slots=True)
-class LimitEnforcement:
+class LimitEnforcement(Struct, frozen=True):
     _ctx: Context
     _lifecycle: Lifecycle
     _stopping: Stopping

@@ -1,9 +1,9 @@
 """Requests that give a run more room or less: resume, approve, deny and limit."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from math import ceil
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from ...protocol.event_types import EventType
@@ -29,8 +29,7 @@ AT_RESET = (
 """The same of a run that a subscription holds."""
 
 
-@dataclass(frozen=True, slots=True)
-class LimitRequests:
+class LimitRequests(Struct, frozen=True):
     _ctx: Context
     _lifecycle: Lifecycle
     _pausing: Pausing

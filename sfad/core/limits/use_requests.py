@@ -1,6 +1,6 @@
 """Requests of agents that tell their own use: report, reserve and settle."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from ...protocol.kinds import KINDS
 from ...protocol.types import ErrorCode, LimitRefusal, Status
@@ -17,8 +17,7 @@ MAX_RESERVATIONS = 1000
 """Reservations that one run may have open, one for each call under way. A thousand are a leak."""
 
 
-@dataclass(frozen=True, slots=True)
-class UseRequests:
+class UseRequests(Struct, frozen=True):
     _ctx: Context
     _spending: Spending
     _limit_enforcement: LimitEnforcement

@@ -1,7 +1,7 @@
 """What agents do around the rules: programs that they start without asking, use past the gateway,
 tools that are not theirs."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from ...protocol.event_types import EventType
 from ...protocol.texts.units import format_size
@@ -33,8 +33,7 @@ _EACH_TOLD = 16
 """Unadmitted agents of one run that are published one by one; then only when they have doubled."""
 
 
-@dataclass(frozen=True, slots=True)
-class Unadmitted:
+class Unadmitted(Struct, frozen=True):
     _ctx: Context
     _stopping: Stopping
 
@@ -115,8 +114,7 @@ _OWN_WORD: tuple[Source, ...] = ("report", "stream")
 _WHERE: dict[Source, str] = {"session": "its session file", "stream": "its output"}
 
 
-@dataclass(frozen=True, slots=True)
-class Bypasses:
+class Bypasses(Struct, frozen=True):
     _ctx: Context
     _spending: Spending
     _limits: LimitEnforcement
@@ -214,8 +212,7 @@ _HAND_OFFS_TOLD = 16
 """Different ones of one run that are published."""
 
 
-@dataclass(frozen=True, slots=True)
-class HandOffs:
+class HandOffs(Struct, frozen=True):
     _ctx: Context
     _stopping: Stopping
 
@@ -244,8 +241,7 @@ MAX_TOOLS_SAID = 16
 """Forbidden tools of one run that are published."""
 
 
-@dataclass(frozen=True, slots=True)
-class ToolRules:
+class ToolRules(Struct, frozen=True):
     _ctx: Context
     _stopping: Stopping
 

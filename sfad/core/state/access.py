@@ -1,11 +1,10 @@
 """Who may do what, whose runs a caller may know of, and which of them a request means."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from ...protocol.types import RunId
 
@@ -15,8 +14,7 @@ from ...protocol.types import RunId
 # up takes one.
 
 
-@dataclass(frozen=True, slots=True)
-class Access:
+class Access(Struct, frozen=True):
     """What a verb asks of the peer that uses it."""
 
     outside: Literal["anyone", "admin", "gateway"] = "anyone"
@@ -121,8 +119,7 @@ class Peer(Struct, frozen=True):
         return f"run {self.run}" if self.run is not None else f"user {self.user}"
 
 
-@dataclass(frozen=True, slots=True)
-class AccessRules:
+class AccessRules(Struct, frozen=True):
     """`[access]` of the config."""
 
     all_users: bool = False

@@ -1,10 +1,10 @@
 """The configured numbers that the core decides by. The shell fills them in from the config."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Annotated, Literal, TypeVar
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
+from msgspec.structs import force_setattr
 
 from ...protocol.kinds import KINDS
 from ...protocol.known import KNOWN_PROGRAMS
@@ -145,8 +145,10 @@ class SessionsConfig(Struct, frozen=True, kw_only=True):
 # ---- What the core decides by
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
+_NOT_SET = Bound(value=0, source="")
+
+
+class Policy(Struct, frozen=True):
     """Times are in seconds. The defaults are those of the config (docs/configuration.md)."""
 
     enabled: bool = True
@@ -181,14 +183,14 @@ class Policy:
     """The file that sets a config key, by the key."""
     file: str = "the config"
     """Where a key that no file sets would be set."""
-    max_depth: Bound = field(init=False)
-    max_descendants: Bound = field(init=False)
-    """Those of the guard, with what sets them."""
+    max_depth: Bound = _NOT_SET
+    max_descendants: Bound = _NOT_SET
+    """Those of the guard, with what sets them: always set by these."""
 
     def __post_init__(self) -> None:
         for name in ("max_depth", "max_descendants"):
             bound = Bound(value=getattr(self.guard, name), source=self.origin(f"guard.{name}"))
-            object.__setattr__(self, name, bound)
+            force_setattr(self, name, bound)
 
     def origin(self, key: str) -> str:
         """Return the key with the file that sets it; `default` if none does."""

@@ -3,11 +3,11 @@ all events."""
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import trio
+from msgspec import Struct
 
 from ...core.context import EventRate
 from ...core.state.access import Scope
@@ -193,14 +193,15 @@ class Announcer:
 
     def _announce(self, event: Event, lineage: tuple[RunId, ...]) -> Event:
         now = wall_clock()
-        event = self._ledger.record_event(msgspec.structs.replace(event, time=now))
+        event = self._ledger.record_event(event, now)
         self._counts.published(event, now.timestamp())
         if self._ledger.last_event > self._reserved:
             # events are pushed before they are on record, and the next daemon must not give their
             # numbers to others
             self._reserved = self._ledger.last_event + RESERVED
             self._numbers.reserve_events(self._reserved)
-        self._log.event(event)
+        if (event.type, event.severity) not in self._log.quiet:
+            self._log.event(event)
         if event.type == EventType.LIMIT_EXCEEDED and lineage:
             self._log_breach(event, lineage[-1])
         if self.event_feed.followers:
@@ -237,8 +238,7 @@ RunFollower = Callable[[list[KnownRun] | None], None]
 again: some have left the daemon's memory meanwhile."""
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(Struct, frozen=True):
     """What a run and its descendants have."""
 
     footprint: Footprint

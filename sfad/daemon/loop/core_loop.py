@@ -18,6 +18,7 @@ from ...processes.launcher import RunProcesses
 from ...protocol.types import ErrorCode, RunId
 from ...runs.catalogue import RunCatalogue
 from ...runs.live import Live
+from ...storage.ledger import Ledger
 from ...usage.metering import Metering
 from .announcing import Announcer
 from .launcher_events import LauncherEvents
@@ -75,6 +76,29 @@ class EventQueue:
         self._pass_on()
 
 
+class Together:
+    """Entered around events that come in one go: they are handled together, and what is urgent of
+    that is on record at the end."""
+
+    def __init__(
+        self, queue: EventQueue, ledger: Ledger, failed: Callable[[object], object]
+    ) -> None:
+        self._queue, self._ledger, self._failed = queue, ledger, failed
+
+    def __enter__(self) -> None:
+        self._ledger.__enter__()
+        self._queue.__enter__()
+
+    def __exit__(self, *_error: object) -> None:
+        try:
+            self._queue.__exit__()
+        finally:
+            try:
+                self._ledger.__exit__()
+            except Exception:  # noqa: BLE001 - a bug in what is told of a commit must not end what watches the runs
+                self._failed(self)
+
+
 @dataclass(frozen=True, slots=True)
 class CoreLoop:
     """Has the machine decide about an event, saves what it decided, and applies its commands."""
@@ -99,6 +123,7 @@ class CoreLoop:
         """Decide about events that came together, save all that was decided, and do it. A run that
         has begun and ended since the last round is saved once."""
         outcomes = list[c.Outcome]()
+        self.catalogue.version += 1
         for event in events:
             live = None
             if len(events) > 1 and isinstance(event, e.LaunchSucceeded):

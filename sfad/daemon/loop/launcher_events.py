@@ -2,9 +2,9 @@
 used."""
 
 from collections import deque
-from dataclasses import dataclass, field
 
 import trio
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from ...core import events as e
@@ -34,16 +34,14 @@ its caller is gone."""
 End = e.MainExited | e.Emptied
 
 
-@dataclass(frozen=True, slots=True)
-class _PendingTree:
+class _PendingTree(Struct, frozen=True):
     learning: trio.CancelScope
     """For all runs of the tree together: 1 000 waits in a row would let it exceed its time, or a
     stop its grace."""
     events: deque[End | e.TimerFired] = field(default_factory=deque)
 
 
-@dataclass(slots=True)
-class LauncherEvents:
+class LauncherEvents(Struct):
     """Feeds the core with what the launcher and the timers tell.
 
     The end of a run waits while the price list is being loaded, or a session file may still grow.
@@ -68,7 +66,7 @@ class LauncherEvents:
         """Take what the launcher tells. Before the core decides about an end, everything is learnt
         that the run wrote or used."""
         match event:
-            case e.OfRun(run=run_id) if run_id in self.commands:
+            case e.OfRun(run=run_id) if run_id in self.commands.names:
                 self.commands.arrived(event)
             case e.LaunchSucceeded(run=run_id) if (run := self.tree.get(run_id)) is not None:
                 self.pidfds.keep(run, event.pid)
@@ -108,7 +106,8 @@ class LauncherEvents:
         """Feed that a run or its main process has ended, now or later."""
         root = run.root.id
         if root not in self._pending:
-            may_wait = self.metering.may_wait(run) or _calls(run)
+            alone = not run.children and not run.account.reservations
+            may_wait = self.metering.may_wait(run) or (not alone and _calls(run))
             if not (may_wait or (self.parts.empties and self._has_more(run))):
                 self._feed_now(event)
                 return

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from ...core.events import Event
 from ...durable.spool import Spool
@@ -37,8 +38,7 @@ class EarlyEvents:
         self._waiting.clear()
 
 
-@dataclass(frozen=True, slots=True)
-class Resources:
+class Resources(Struct, frozen=True):
     """The daemon's files, its launcher and its timers. They are closed by the caller of the loop,
     but for `spool`."""
 

@@ -4,13 +4,12 @@ import os
 import signal
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
 import trio
-from msgspec import structs
+from msgspec import Struct, structs
 
 from ... import config as configuration
 from ...agents.registered import registered
@@ -38,7 +37,7 @@ from ...runs.live import Watchers
 from ...runs.showing import holds_at
 from ...usage.metering import Metering
 from .announcing import Announcer, RunFeed
-from .core_loop import CoreLoop, EventQueue
+from .core_loop import CoreLoop, EventQueue, Together
 from .launcher_events import LauncherEvents
 from .launching import Launching
 from .leading import Leading
@@ -55,8 +54,7 @@ from .storage_watch import StorageWatch
 # ---- What this daemon has from an earlier one, and what it hands over to the next
 
 
-@dataclass(slots=True)
-class Succession:
+class Succession(Struct):
     """Adopts the runs of an earlier daemon, and hands this one's over."""
 
     resources: Resources
@@ -341,7 +339,7 @@ class Runtime:
         )  # fmt: skip
         self._read_config = read_config
         queue.begin(loop.handle)
-        resources.early_events.together = queue
+        resources.early_events.together = Together(queue, self.ledger, self.log.internal_error)
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run the launcher, timers and everything else that goes on by itself, until cancelled."""

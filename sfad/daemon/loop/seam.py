@@ -12,7 +12,6 @@ asked only about runs for which they do something.
 
 import sqlite3
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -20,6 +19,7 @@ from types import ModuleType
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import trio
+from msgspec import Struct, field
 
 from ...config import Configuration
 from ...core import events as e
@@ -58,8 +58,7 @@ T = TypeVar("T")
 Moment = TypeVar("Moment")
 
 
-@dataclass(frozen=True, slots=True)
-class Heart:
+class Heart(Struct, frozen=True):
     """What a feature may use of a daemon."""
 
     resources: Resources
@@ -156,8 +155,7 @@ Answer = Callable[[Any, Any], Any]
 and the request."""
 
 
-@dataclass(frozen=True, slots=True)
-class Machines:
+class Machines(Struct, frozen=True):
     """Other machines, on which runs are executed."""
 
     prepare: Check
@@ -173,8 +171,7 @@ class Machines:
     the fleet."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Part:
+class Part(Struct, kw_only=True):
     """What a feature does in a daemon. It leaves out where it takes no part."""
 
     verbs: Mapping[type[Request], Answer] = field(default_factory=dict)

@@ -2,8 +2,9 @@
 whether the disk is full."""
 
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from ...host.linux.displacement import Displacement
 from ...protocol.event_types import EventType
@@ -16,8 +17,7 @@ NO_ROOM = 64 * 1024
 """Bytes. A disk with less room counts as full."""
 
 
-@dataclass(slots=True)
-class StorageWatch:
+class StorageWatch(Struct):
     """Tells, once for each change, what is wrong with the state directory."""
 
     resources: Resources

@@ -7,10 +7,10 @@ dispatcher calls it once the peer is permitted to use the verb and the run is re
 import sqlite3
 from collections.abc import Awaitable, Callable, Coroutine, Sequence, Sized
 from concurrent.futures import CancelledError
-from dataclasses import dataclass, field
 from typing import Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar, assert_never
 
 import trio
+from msgspec import Struct, field
 
 from ...core import commands as c
 from ...core import events as e
@@ -47,8 +47,7 @@ class NamesRun(Protocol):
     run: str
 
 
-@dataclass(frozen=True, slots=True)
-class Services:
+class Services(Struct, frozen=True):
     runtime: Runtime
     bounds: ClientBounds
     connections: Sized
@@ -144,8 +143,7 @@ class Asker:
 
     def show(self, run: RunInfo) -> None:
         """Reply with a run and what it has used together with its descendants."""
-        (shown,) = self.runtime.catalogue.with_totals([run])
-        self.reply(m.RunReply(id=self.id, run=shown))
+        self.reply(m.RunReply(id=self.id, run=self.runtime.catalogue.with_total(run)))
 
     def fail(self, code: ErrorCode, message: str) -> None:
         self.reply(m.Error(id=self.id, code=code, message=message))

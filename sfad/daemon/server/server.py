@@ -8,10 +8,10 @@ import os
 import select
 import socket
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import trio
+from msgspec import Struct
 
 from ...core.state.access import Peer
 from ...durable.handover import Clients, Handover
@@ -198,8 +198,7 @@ class Listener:
 # them over
 
 
-@dataclass(frozen=True, slots=True)
-class ClientHandover:
+class ClientHandover(Struct, frozen=True):
     """Hands over every connection with its requests, and continues them after execve(2)."""
 
     services: Services
@@ -327,6 +326,7 @@ class Server:
         )
         self._rests = False
         self._goes_on = trio.Event()
+        self._ledger = runtime.ledger
 
     async def serve(self) -> None:
         turns = self._receiver.turns
@@ -340,9 +340,10 @@ class Server:
                 await trio.lowlevel.wait_readable(self._epoll.fileno())
             if self._rests:
                 continue
-            for fd, mask in self._epoll.poll(0, 256):
-                self._ready(fd, mask)
-            turns.take()
+            with self._ledger:
+                for fd, mask in self._epoll.poll(0, 256):
+                    self._ready(fd, mask)
+                turns.take()
             self._looks.forget()
 
     def _ready(self, fd: int, mask: int) -> None:

@@ -14,10 +14,10 @@ output is then worth a call. So a limit is exceeded by the error of one estimate
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from math import inf
 from typing import Any, NamedTuple
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from ...core import calling
@@ -68,8 +68,7 @@ MAX_MODEL = 200
 """Characters of a model's name that are recorded. An agent may send 64 MiB of them."""
 
 
-@dataclass(slots=True)
-class WaitingCall:
+class WaitingCall(Struct):
     """A call that is not answered yet. An admitted one is a reservation of its run's account."""
 
     event: e.CallAsked
@@ -102,8 +101,7 @@ class _Doubt(NamedTuple):
 _NO_DOUBT = _Doubt(0)
 
 
-@dataclass(frozen=True, slots=True)
-class _Room:
+class _Room(Struct, frozen=True):
     """What a limit, or a purse, leaves for a call."""
 
     left: float

@@ -47,7 +47,7 @@ _DUMP_SIZE = 64 << 10
 """Bytes: the kernel fills a message of a dump up to 32 KiB."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Caller:
     uid: int
     cgroup: int | None

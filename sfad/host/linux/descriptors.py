@@ -12,10 +12,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
 from typing import TypeVar
+
+from msgspec import Struct, field
 
 from ..tasks import LoopRounds
 
@@ -174,8 +175,7 @@ MAX_UNCLOSED = 256
 _NO_LINGER = struct.pack("ii", 0, 0)
 
 
-@dataclass(eq=False, slots=True)
-class _Sender:
+class _Sender(Struct, eq=False):
     open: deque[int] = field(default_factory=deque)
     began: dict[int, tuple[float, bool]] = field(default_factory=dict)
     """By thread: when its close(2) began, and whether that is of a socket."""

@@ -1,8 +1,9 @@
 """What the launcher needs of a containment: cgroups, or tags."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Literal, Protocol
+
+from msgspec import Struct
 
 from ...protocol.types import RunId
 from ..launched_runs import LaunchedRun, LaunchedRuns
@@ -10,8 +11,7 @@ from ..trampoline.creating import Door
 from ..watch import Complaints, Orphans, OwedEvents, Reactor
 
 
-@dataclass(frozen=True, slots=True)
-class LauncherParts:
+class LauncherParts(Struct, frozen=True):
     """What the launcher lends to its containment."""
 
     runs: LaunchedRuns

@@ -6,8 +6,9 @@ import os
 import platform
 import struct
 import sys
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from .. import kernel
 from ..launcher import LaunchError
@@ -86,8 +87,7 @@ def reported(report: bytes, name: bytes = ITS_COMMAND, cwd: bytes = ITS_DIRECTOR
 _NAME = "sfad-trampoline"
 
 
-@dataclass(frozen=True, slots=True)
-class Trampoline:
+class Trampoline(Struct, frozen=True):
     """What a new child executes: a path, arguments before the contract's argv, and the image's
     descriptor."""
 

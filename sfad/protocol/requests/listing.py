@@ -84,6 +84,9 @@ class WatchRuns(Request, tag="watch_runs"):
     labels: dict[str, str | list[str]] = {}
     rows: int = 50
     """Ended runs, 0 to 1 000."""
+    queued: int | None = None
+    """Of live runs, at most so many queued ones, those that were queued first. When one of them
+    starts, the next one is pushed."""
 
 
 class RunsPush(Reply, tag="runs_changed"):
@@ -91,3 +94,5 @@ class RunsPush(Reply, tag="runs_changed"):
 
     runs: list[RunInfo]
     """Passing time does not count as a change."""
+    queued: int = 0
+    """Queued runs that are left out now; see `WatchRuns.queued`."""

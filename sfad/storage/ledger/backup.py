@@ -10,9 +10,10 @@ import os
 import sqlite3
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+
+from msgspec import Struct
 
 from ...host.files import create, identity, is_regular, set_aside
 from ...protocol.paths import LEDGER
@@ -31,8 +32,7 @@ LEFT_FREE = 16 * 1024 * 1024
 backup."""
 
 
-@dataclass(frozen=True, slots=True)
-class Backup:
+class Backup(Struct, frozen=True):
     """A copy that was whole when it was made."""
 
     path: Path
@@ -168,8 +168,7 @@ def identities(directory: str) -> Identities:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class PutBack:
+class PutBack(Struct, frozen=True):
     writer: sqlite3.Connection
     guard: sqlite3.Connection
     """See `Transactions`."""

@@ -6,7 +6,6 @@ import sqlite3
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -15,6 +14,7 @@ from typing import Protocol, TypeVar, assert_never
 
 import msgspec
 import trio
+from msgspec import Struct
 
 from ...core.state.run import run_number
 from ...host.probe import current_boot
@@ -50,8 +50,7 @@ lock keeps readers out."""
 _LAST_RUN, _LAST_EVENT = ("runs", "number"), ("events", "seq")
 
 
-@dataclass(slots=True)
-class LedgerFile:
+class LedgerFile(Struct):
     directory: Path
     backup: Backup | None
 
@@ -242,6 +241,8 @@ class Ledger:
         self._due = math.inf
         """When the rest is to be written, at the latest."""
         self._before: list[Callable[[], object]] = []
+        self._gathering = False
+        """Whether a turn is under way."""
         self._heard = 0
         """How many reports of the thread were heard."""
         self._rounds = rounds
@@ -302,13 +303,18 @@ class Ledger:
         """Give the next event a higher number than this one."""
         self.last_event = max(self.last_event, number)
 
-    def record_event(self, event: Event) -> Event:
-        """Queue an event and return it with its number. Raises `ValueError` for one without a
-        time."""
-        numbered = msgspec.structs.replace(event, seq=self.last_event + 1)
+    def record_event(self, event: Event, time: datetime | None = None) -> Event:
+        """Queue an event, with this time if one is given, and return it with its number. Raises
+        `ValueError` for one without a time."""
+        numbered = msgspec.structs.replace(
+            event, time=event.time if time is None else time, seq=self.last_event + 1
+        )
         op = event_op(numbered)
         self.last_event += 1
-        self._put(op)
+        if self._urgent is not None and (self._waking or self._due < math.inf):
+            self._writer.add(op)  # it goes with what is to be written anyway
+        else:
+            self._put(op)
         return numbered
 
     def before_next(self, call: Callable[[], object]) -> None:
@@ -320,7 +326,8 @@ class Ledger:
         self._before.append(call)
         # not by `_hurry`, which may have left it to the thread before this served
         self._waking = True
-        self._urgent.set()
+        if not self._gathering:
+            self._urgent.set()
 
     def _prepare(self) -> None:
         calls, self._before = self._before, []
@@ -348,10 +355,10 @@ class Ledger:
         # transaction, and the two threads do not take the interpreter lock from each other between
         # them
         self._waking = True
-        if served is not None:
-            served.set()
-        else:
+        if served is None:
             self._rounds.at_end(self._wake)
+        elif not self._gathering:
+            served.set()
 
     def _put_seen(self, op: Op, info: RunInfo, extra: RunExtra) -> None:
         self._put(op)
@@ -381,10 +388,28 @@ class Ledger:
             self._prepare()
             self._wake()
 
+    def __enter__(self) -> None:
+        """Begin a turn, in which much may be asked: what is urgent of it is written at its end, as
+        `serve` would in the next round. To wake a task for that costs a tenth of a run."""
+        self._gathering = self._urgent is not None
+
+    def __exit__(self, *_error: object) -> None:
+        if not self._gathering:
+            return
+        try:
+            if self._waking:
+                self._write_now()
+        finally:
+            self._gathering = False
+            if self._waking and self._urgent is not None:
+                self._urgent.set()  # it was not written, or what came of it is urgent, too
+
     def _write_now(self) -> None:
         if self._before:
             self._prepare()
-        self._urgent, self._waking, self._due = trio.Event(), False, math.inf
+        if self._urgent is None or self._urgent.is_set():
+            self._urgent = trio.Event()
+        self._waking, self._due = False, math.inf
         result = self._writer.write_here(self._heard)
         if result is None:
             self._writer.wake()
@@ -430,7 +455,7 @@ class Ledger:
     def look_after(self) -> None:
         """Have the file written again soon if another process has removed or replaced it. A write
         looks for itself."""
-        if self._transactions.displaced:
+        if self._transactions.look():
             self._writer.flush(lambda _clean: None)
 
     def close(self, timeout: float = 5.0) -> int:

@@ -11,8 +11,9 @@ import sqlite3
 import stat
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from ...host.files import create, free_name, is_regular, keep_damaged, regain, set_aside
 from ...protocol.paths import LEDGER, make_private
@@ -112,8 +113,7 @@ _LOG_KEPT = 16 * 1024 * 1024
 it."""
 
 
-@dataclass(frozen=True, slots=True)
-class OpenedFile:
+class OpenedFile(Struct, frozen=True):
     connection: sqlite3.Connection
     is_new: bool
     """There was no ledger, or it was set aside."""

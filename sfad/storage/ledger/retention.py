@@ -7,7 +7,6 @@ are not given again, because the table `deleted` of the schema keeps the highest
 import sqlite3
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import islice
 from math import inf
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from ...host.files import UNDECODABLE
 from ...protocol.paths import LEDGER
@@ -45,14 +45,12 @@ _TERMINAL = tuple(status.value for status in Status if status.terminal)
 _labels = msgspec.json.Decoder(dict[str, str])
 
 
-@dataclass(frozen=True, slots=True)
-class Deleted:
+class Deleted(Struct, frozen=True):
     runs: int = 0
     events: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _OldRun:
+class _OldRun(Struct, frozen=True):
     uid: int | None
     number: int
     ended: bool

@@ -84,7 +84,18 @@ def with_totals(runs: Iterable[RunInfo], used: Mapping[RunId, Used]) -> list[Run
     return [_with_total(info, totals[info.id]) for info in runs]
 
 
+def with_own_total(info: RunInfo) -> RunInfo:
+    """Do the same for a run without descendants."""
+    usage = info.usage
+    if usage.source == "none" and usage.cost_usd is None and usage.tokens is None:
+        return info  # nothing is known of most runs
+    return _with_total(info, used_by(None, usage))
+
+
 def _with_total(info: RunInfo, total: Used) -> RunInfo:
+    told = info.total_cost_usd, info.total_tokens, info.total_partial, info.total_at_most
+    if told == total[1:]:
+        return info
     return msgspec.structs.replace(
         info,
         total_cost_usd=total.cost_usd,
@@ -197,7 +208,7 @@ _fixed_extra = attrgetter(*_FIXED_EXTRA)
 _state_info = attrgetter(*_STATE_INFO)
 
 _IN_EVENT_BODY = tuple(name for name in Event.__struct_fields__ if name not in EVENT_COLUMNS)
-_event_body = lean(Event, _IN_EVENT_BODY)
+_EventBody, _event_body = lean(Event, _IN_EVENT_BODY)
 """What an event tells beside its columns. Most of it is not told of most events."""
 
 _encode = msgspec.json.Encoder().encode
@@ -233,7 +244,7 @@ def event_op(event: Event) -> Op:
     """Return the write of an event. Raises `ValueError` for one without time or number."""
     if not isinstance(event.time, datetime) or not isinstance(event.seq, int):
         raise ValueError(f"event {event.type!r} has no time or no number")
-    body = _encode(_event_body(event)).decode()
+    body = _encode(_EventBody(*_event_body(event))).decode()
     row = (
         event.seq,
         event.time.timestamp(),

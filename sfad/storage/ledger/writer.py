@@ -14,6 +14,7 @@ that finds the lock taken sleeps for a millisecond or more.
 
 import contextlib
 import math
+import os
 import queue
 import sqlite3
 import threading
@@ -21,11 +22,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from ...host.faults import crash_point
 from ...protocol.paths import LEDGER
@@ -59,6 +59,8 @@ class Transactions:
         self._state_dir_lost = state_dir_lost
         self._place = str(directory)
         self._identity = identities(self._place)
+        self._unchanged = _Seen(0, 0, 0)
+        """The directory as it was when the files in it were looked at; see `displaced`."""
         self._guard = open_reader(directory)
         """Keeps the connection that writes from being its file's last one. When the last connection
         to a file that has lost its name is closed, SQLite deletes the log by name, and by then that
@@ -110,8 +112,24 @@ class Transactions:
         """Whether another process has removed or replaced the file. From any thread.
 
         False if the whole directory is elsewhere: the open file went with it, and its path is not
-        ours to write to."""
-        return identities(self._place) != self._identity and self._state_dir_lost() is None
+        ours to write to.
+
+        A directory in which no name has changed since is not looked into: that takes one system
+        call in the place of three, three times for each run."""
+        now = _seen(self._place)
+        if now is not None and now == self._unchanged:
+            return False
+        return self.look()
+
+    def look(self) -> bool:
+        """Return the same, also of a file that a mount hides."""
+        now = _seen(self._place)
+        if identities(self._place) != self._identity:
+            return self._state_dir_lost() is None
+        # what changes within a tick of the kernel's clock may have the same time
+        if now is not None and time.time_ns() - now.changed > _TICK:
+            self._unchanged = now
+        return False
 
     def put_back(self) -> PutBack:
         """Write the file again in its place. Raises `LedgerError`."""
@@ -133,6 +151,28 @@ class Transactions:
         with contextlib.suppress(sqlite3.Error):  # everything that can be written has been
             self._guard.close()
             self.connection.close()
+
+
+class _Seen(NamedTuple):
+    """A directory as stat(2) shows it."""
+
+    device: int
+    inode: int
+    changed: int
+    """When a name in it was made or removed last, or its mode changed, in nanoseconds since the
+    epoch. No process can set that."""
+
+
+_TICK = 50_000_000
+"""Nanoseconds; the kernel's clock for times of files ticks every 10 ms at most."""
+
+
+def _seen(directory: str) -> _Seen | None:
+    try:
+        status = os.stat(directory)
+    except OSError:
+        return None
+    return _Seen(status.st_dev, status.st_ino, status.st_ctime_ns)
 
 
 def undo(connection: sqlite3.Connection) -> None:
@@ -285,8 +325,7 @@ class Checkpointed:
 Report = WriteResult | PutBack | Checkpointed
 
 
-@dataclass(slots=True)
-class Backlog:
+class Backlog(Struct):
     states: dict[str | None, Op] = field(default_factory=dict)
     """The newest state of each run; the others do not matter."""
     others: deque[Op] = field(default_factory=deque)
@@ -313,16 +352,14 @@ class Backlog:
         return ops
 
 
-@dataclass(frozen=True, slots=True)
-class _Flush:
+class _Flush(Struct, frozen=True):
     done: Callable[[bool], None]
 
 
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
-class _Errand(Generic[_T]):
+class _Errand(Struct, Generic[_T], frozen=True):
     """Work on the connection that writes, for which only its caller waits."""
 
     work: Callable[[sqlite3.Connection], _T]

@@ -11,9 +11,10 @@ import os
 import struct
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import NamedTuple
+
+from msgspec import Struct, field
 
 from ...protocol.requests.following import OutputTime
 from ...protocol.types import RunInfo
@@ -39,8 +40,7 @@ class Mark(NamedTuple):
     exact: bool
 
 
-@dataclass(slots=True)
-class _Group:
+class _Group(Struct):
     """Output that is not in the index yet."""
 
     begin: float | None
@@ -49,8 +49,7 @@ class _Group:
     size: int
 
 
-@dataclass(slots=True)
-class WriteTimes:
+class WriteTimes(Struct):
     """Notes when a live run writes. Nothing raises `OSError`: what cannot be noted has no exact
     time."""
 

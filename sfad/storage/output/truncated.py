@@ -12,9 +12,10 @@ import os
 import stat
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from . import holes
 
@@ -46,8 +47,7 @@ class Truncation(NamedTuple):
     """How many older bytes were there."""
 
 
-@dataclass(slots=True)
-class Budget:
+class Budget(Struct):
     """The memory that all files share."""
 
     used: int = 0
@@ -56,8 +56,7 @@ class Budget:
         return NEWEST if self.used < NEWEST_OF_ALL else NEWEST_AT_LEAST
 
 
-@dataclass(slots=True)
-class NewestBytes:
+class NewestBytes(Struct):
     """The newest bytes of one output file, as of the last look."""
 
     budget: Budget

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from typing import ClassVar, Literal
 
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
+from msgspec.structs import replace
 
 from sfad.core import events as e
 from sfad.core.purses import Purses

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import replace as dataclass_replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -375,7 +374,7 @@ def test_less_kept_lets_go_on() -> None:
     t.go(
         e.Reconfigured(
             t.at,
-            dataclass_replace(t.machine.policy, sections={NAME: PlansConfig(keep=0.3)}),
+            replace(t.machine.policy, sections={NAME: PlansConfig(keep=0.3)}),
         )
     )
     assert t.answered(call)

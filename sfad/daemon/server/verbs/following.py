@@ -1,9 +1,9 @@
 """Verbs with more answers as things happen: `watch`, `watch_runs`, `events`, `wait`."""
 
-from dataclasses import dataclass, field
 from functools import partial
 
 import trio
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from ....core.events import ClientBack
@@ -22,7 +22,7 @@ from ....protocol.messages import (
     Watch,
     WatchRuns,
 )
-from ....protocol.types import ErrorCode, Event, RunId, RunInfo
+from ....protocol.types import ErrorCode, Event, RunId, RunInfo, Status
 from ....runs.catalogue import KnownRun
 from ....storage.ledger.queries import Page
 from ....storage.ledger.records import EventFilter, read_event_page
@@ -119,12 +119,12 @@ def watch_runs(asker: Asker, request: WatchRuns) -> None:
         labels=request.labels,
         rows=max(0, min(request.rows, MAX_ROWS)),
         live=True,
+        queued=request.queued,
     )
     _Watching(asker, request, query, root).begin()
 
 
-@dataclass(eq=False, slots=True)
-class _Watching:
+class _Watching(Struct, eq=False):
     """One client that watches runs. It gets one push at a time: while that is unread, further
     changes are only noted."""
 
@@ -135,6 +135,12 @@ class _Watching:
     waiting: dict[str, KnownRun] = field(default_factory=dict)
     """Runs that have changed while a push was unread."""
     all_again: bool = False
+    queued: set[RunId] = field(default_factory=set)
+    """The queued runs that are shown, where only the first ones are."""
+    left_out: int = 0
+    """The others."""
+    told_left_out: int = 0
+    """`RunsPush.queued`, as it was sent last."""
     unread_since: float | None = None
 
     def begin(self) -> None:
@@ -157,7 +163,8 @@ class _Watching:
             self.all_again = True
         else:
             page = self._page
-            self.waiting |= {known.info.id: known for known in runs if page.admits(*known)}
+            known = (each for each in self._but_queued(runs) if page.admits(*each))
+            self.waiting |= {each.info.id: each for each in known}
         self.all_again |= len(self.waiting) > MAX_ROWS
         if self.all_again:
             self.waiting.clear()
@@ -168,19 +175,40 @@ class _Watching:
         if self.all_again:
             self.all_again = False
             self.asker.connection.send(self._everything())
-        elif self.waiting:
-            push = RunsPush(id=self.asker.id, runs=[known.info for known in self.waiting.values()])
+        elif self.waiting or self.left_out != self.told_left_out:
+            changed = [known.info for known in self.waiting.values()]
             self.waiting.clear()
+            self.told_left_out = self.left_out
+            push = RunsPush(id=self.asker.id, runs=changed, queued=self.left_out)
             self.asker.connection.send(push)
+
+    def _but_queued(self, runs: list[KnownRun]) -> list[KnownRun]:
+        """Return the runs without queued ones that are only counted, and with those that are shown
+        from now on."""
+        most = self.query.queued
+        if most is None:
+            return runs
+        feed, queued = self.asker.runtime.run_feed, self.asker.runtime.catalogue.queued(self._page)
+        first = set(queued[: max(0, most)])
+        moved_up = (feed.known(run) for run in first - self.queued)
+        self.queued, self.left_out = first, len(queued) - len(first)
+        return [
+            known
+            for known in (*runs, *moved_up)
+            if known is not None
+            and (known.info.status is not Status.QUEUED or known.info.id in first)
+        ]
 
     def _everything(self) -> RunRows:
         catalogue, feed = self.asker.runtime.catalogue, self.asker.runtime.run_feed
         found = catalogue.select(self._page)
+        self.queued = {run.id for run in found.live if run.status is Status.QUEUED}
+        self.left_out = self.told_left_out = found.queued
         live = [
             known.info if (known := feed.known(info.id)) is not None else info
             for info in found.live
         ]
-        return RunRows(id=self.asker.id, runs=found.rows(live))
+        return RunRows(id=self.asker.id, runs=found.rows(live), queued=found.queued)
 
     def _stalled(self) -> None:
         connection, runtime, now = self.asker.connection, self.asker.runtime, trio.current_time()

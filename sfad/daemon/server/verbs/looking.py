@@ -113,8 +113,7 @@ def _look_at_run(runtime: Runtime, run: RunId) -> RunInfo:
     if made or refused or info.by_gateway:
         last = runtime.calls.last_refusal(run) if refused else None
         info = replace(info, calls=made, calls_refused=refused, last_refusal=last)
-    (info,) = catalogue.with_totals([info])
-    return info
+    return catalogue.with_total(info)
 
 
 def _queue(machine: Machine, run: Run) -> QueueState | None:

@@ -31,6 +31,8 @@ class Watching:
         self._nodes, self._names, self._asker, self._request = nodes, names, asker, request
         self._known: dict[str, dict[RunId, RunInfo]] = {}
         """What each node has told, by its ids."""
+        self._left_out: dict[str, int] = {}
+        """Queued runs that each node has only counted."""
         self._heard_at: dict[str, datetime] = {}
         self._away: dict[str, str] = {}
         self._waiting: dict[RunId, RunInfo] = {}
@@ -70,7 +72,9 @@ class Watching:
         changed, self._waiting = list(self._waiting.values()), {}
         if again:
             return self._everything()
-        return m.RunsPush(id=self._asker.id, runs=changed, unanswered=dict(self._away))
+        return m.RunsPush(
+            id=self._asker.id, runs=changed, queued=self._queued, unanswered=dict(self._away)
+        )
 
     def _everything(self) -> m.RunList:
         shown: dict[RunId, RunInfo] = {}
@@ -79,7 +83,14 @@ class Watching:
                 if self._is_shown(node, run) and (named := self._named(node, run)).id not in shown:
                     shown[named.id] = named
         rows = sorted(shown.values(), key=lambda run: run.created_at)
-        return m.RunList(id=self._asker.id, runs=rows, unanswered=dict(self._away))
+        return m.RunList(
+            id=self._asker.id, runs=rows, queued=self._queued, unanswered=dict(self._away)
+        )
+
+    @property
+    def _queued(self) -> int:
+        """Queued runs that nodes have left out."""
+        return sum(self._left_out.values())
 
     def _is_shown(self, node: str, run: RunInfo) -> bool:
         """Return whether no node that answers knows better about the run."""
@@ -106,6 +117,7 @@ class Watching:
             known.pop(run.id, None)  # to the end: the oldest go first
             known[run.id] = run
         self._known[node] = known if whole else _bounded(known)
+        self._left_out[node] = reply.queued
         self._all_again |= whole or self._away.pop(node, None) is not None
         if whole:
             self._away.pop(node, None)
@@ -117,7 +129,9 @@ class Watching:
     def _lose(self, node: str, why: str) -> None:
         if node not in self._away:
             self._all_again = True
-            whole = m.WatchRuns(id=self._request.id, rows=self._request.rows)
+            whole = m.WatchRuns(
+                id=self._request.id, rows=self._request.rows, queued=self._request.queued
+            )
             if node in self._known and self._request == whole:
                 self._nodes.note_heard(node, self._known[node].values(), self._heard_at[node])
         self._away[node] = why

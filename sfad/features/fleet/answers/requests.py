@@ -127,7 +127,9 @@ class FleetClient:
                 return self._names.reply(own, m.RunReply(id=reply.id, run=run))
             case RunRows():
                 runs = [msgpack.decode(run, type=RunInfo) for run in reply.runs]
-                return self._names.reply(own, m.RunList(id=reply.id, runs=runs, next=reply.next))
+                return self._names.reply(
+                    own, m.RunList(id=reply.id, runs=runs, next=reply.next, queued=reply.queued)
+                )
             case m.DaemonStatus():
                 alerts = [self._names.alert(own, alert) for alert in reply.alerts]
                 return replace(reply, alerts=[*alerts, *self._alerts], unanswered=self._unanswered)

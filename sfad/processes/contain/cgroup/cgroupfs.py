@@ -5,12 +5,12 @@ import os
 import stat
 from collections.abc import Container, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 
 import psutil
 import trio
+from msgspec import Struct, field
 
 from ....protocol.types import RunId
 from ... import kernel
@@ -24,8 +24,7 @@ SUPERVISOR = "supervisor"
 """The leaf for a daemon that enables controllers; see `controllers`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mount:
+class Mount(Struct, frozen=True):
     """A cgroup2 mount of this mount namespace."""
 
     root: str
@@ -70,8 +69,7 @@ def _unescaped(text: str) -> str:
     return text
 
 
-@dataclass(frozen=True, slots=True)
-class BaseCgroup:
+class BaseCgroup(Struct, frozen=True):
     """The directory of an instance, and how /proc/PID/cgroup names it."""
 
     directory: str
@@ -325,8 +323,7 @@ LEAF = "self"
 """The cgroup in a run's cgroup with its processes, if they cannot be in the run's own."""
 
 
-@dataclass(slots=True, eq=False)
-class RunCgroup:
+class RunCgroup(Struct, eq=False):
     directory: str
     has_leaf: bool = False
     """Whether processes begin in the leaf."""
