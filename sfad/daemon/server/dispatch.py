@@ -37,6 +37,8 @@ class Dispatcher:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._resources = services.runtime.resources
+        self._of_features: dict[type[m.Request], Verb] = {}
+        """Verbs of features that were used."""
 
     def greet(self, connection: Connection, request: m.Request) -> None:
         peer = connection.peer
@@ -95,11 +97,14 @@ class Dispatcher:
 
     def _of_feature(self, kind: type[m.Request]) -> Verb | None:
         """Return the verb of a feature, whose part is loaded now if it was not before."""
+        if (known := self._of_features.get(kind)) is not None:
+            return known
         runtime, tag = self._services.runtime, m.tag(kind)
         if (answer := runtime.parts.answer(kind)) is None:
             return None
         later = runtime.machine.policy.access.features[tag].checked_later
-        return Verb(answer, None if later else tag, about_run=False)
+        verb = self._of_features[kind] = Verb(answer, None if later else tag, about_run=False)
+        return verb
 
     async def _rest(self, asker: Asker, request: m.Request, answering: Answering) -> None:
         """Do what is left of a verb that may have to wait."""
