@@ -82,10 +82,13 @@ def test_a_docstring_becomes_the_words_of_the_page() -> None:
 
 
 def test_which_types_leave_defaults_out() -> None:
-    # the page says: the messages themselves, `Reason`, `Event` and `CallInfo`
+    # the page says which, beside the messages themselves
     kinds = (*all_messages.REQUESTS, *all_messages.REPLIES)
     assert all(struct.__struct_config__.omit_defaults for struct in kinds)
     assert {tag(struct) for struct in nested() if struct.__struct_config__.omit_defaults} == {
+        "RunInfo",
+        "Usage",
+        "LimitState",
         "Reason",
         "Event",
         "CallInfo",
