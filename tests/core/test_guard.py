@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,10 +11,10 @@ from msgspec import structs
 from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.state.access import FULL, AccessRules, Peer
-from sfad.core.state.run import run_id
-from sfad.protocol.types import Claim, Refusal, Rule, Status
+from sfad.core.state.run import Birth, run_id
+from sfad.protocol.types import Bound, Claim, Refusal, Rule, Status
 
-from .transcript import BOB, Transcript, bound, inside
+from .transcript import ANN, BOB, Transcript, bound, inside
 from .transcript import seconds as limit
 
 
@@ -679,3 +680,23 @@ def test_a_child_around_the_gateway_that_no_meter_knows_is_refused(
     )
     assert "no one looks. Do not try again; finish your task" in refusal.message
     t.start("script", inside("a2"), gated=gated)
+
+
+def test_what_was_made_of_a_request_counts_for_nobody_else_and_for_one_policy() -> None:
+    """Equal requests have the same `Asked`."""
+    t = Transcript()
+    first = t.spawn("x")
+
+    def born(peer: Peer) -> Birth:
+        asked = structs.replace(first, at=t.at, token=t.token(), peer=peer)
+        outcome = t.machine.handle(asked)
+        (run,) = [each.run for each in outcome.commands if isinstance(each, c.Admit)]
+        return run.birth
+
+    one, two, other = born(ANN), born(ANN), born(BOB)
+    assert two == structs.replace(one, id=two.id, number=two.number)
+    assert two.number == one.number + 1
+    assert (other.user, other.uid) == (BOB.user, BOB.uid)
+    policy = replace(t.machine.policy, max_depth=Bound(value=3, source="here"))
+    t.machine.handle(e.Reconfigured(t.at, policy))
+    assert born(ANN).max_depth.value == 3
