@@ -34,7 +34,7 @@ def test_a_call_that_outlives_its_run_and_the_daemon(
     pid = at.json("info", run)["pid"]
     gateway = json.loads((at.daemon.state_dir / "gateway.json").read_text())["pid"]
     at.daemon.kill()
-    dying = [pid, *([gateway] if gateway_dies else [])]
+    dying = [pid, gateway] if gateway_dies else [pid]
     for each in dying:
         os.kill(each, signal.SIGKILL)
     wait_until(lambda: not any(map(alive, dying)), "they are gone")
@@ -42,7 +42,6 @@ def test_a_call_that_outlives_its_run_and_the_daemon(
     at.sfactl("wait", run)
     (info,) = at.listed()
     call = at.json("calls", "--all")
-    print(cost, info["usage"], call)
     assert info["total_cost_usd"] == info["usage"]["cost_usd"] == call["cost_usd"]
     input_usd = call["input_tokens"] * 3e-6
     assert input_usd + STREAMED_USD * 0.5 <= call["cost_usd"] <= input_usd + STREAMED_USD * 2

@@ -216,11 +216,13 @@ class OpencodeSession:
             counters.message(self.reading)
             _charge(self.reading, message.model, part)
             self.after = row.number
-        elif part.type == "step-start":
+        elif part.type == "step-start" and not self._written.written:
             self._written.grow(self.reading, message.model, _BEGUN)
         elif part.type in _WRITTEN:
-            written = part.state.input if part.state is not None else None
-            self._written.grow(self.reading, message.model, part.text, written)
+            written = part.text, part.state.input if part.state is not None else None
+            if counters.size(*written) and self._written.written == len(_BEGUN):
+                self._written.withdraw(self.reading)
+            self._written.grow(self.reading, message.model, *written)
 
 
 _WRITTEN = frozenset({"text", "reasoning", "tool"})
