@@ -15,7 +15,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -267,9 +267,7 @@ class Installer:
         """Stop the daemon with its runs, and remove the units, after `confirm_removal`. Raises
         `InstallError`, `OSError`."""
         units = [self._directory / name for name in self._names()]
-        there = [
-            path for path in (*units, *(() if self._user else SETUP.values())) if path.exists()
-        ]
+        there = [path for path in (*units, *self._beside()) if path.exists()]
         if there:
             if started := [unit for unit in self.started if self._directory / unit in there]:
                 self._steps.run(*self._systemctl, "disable", "--now", *started)
@@ -278,7 +276,7 @@ class Installer:
                     path.unlink()
                 self._steps.say("remove", str(path))
             self._steps.run(*self._systemctl, "daemon-reload")
-            if not self._user:
+            if self._beside():
                 print(f"kept: {SYSTEM_STATE}, /etc/sfad and the group {GROUP}")
         else:
             print(f"nothing is installed in {self._directory}")
@@ -294,6 +292,10 @@ class Installer:
         with suppress(InstallError):
             return (self._directory / self.started[-1]).exists()
         return False
+
+    def _beside(self) -> Collection[Path]:
+        """Return what is installed beside the units."""
+        return () if self._user else SETUP.values()
 
     def _names(self) -> Iterable[str]:
         """Return the names of the units."""

@@ -88,6 +88,11 @@ LONGER = (
     Part("fresh machines", ["bash", "tests/fresh.sh"]),
     Part("kill the daemon at each effect", [sys.executable, "-m", "tests.crash"]),
     Part(
+        "break each part of a fleet of three",
+        [sys.executable, "-m", "tests.fleet.breaking"],
+        needs=("ip",),
+    ),
+    Part(
         "the fast tier ten times beside a load of 8",
         [sys.executable, "-m", "tests.beside_load", "--times", "10", "--load", "8"],
     ),

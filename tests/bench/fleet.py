@@ -18,10 +18,10 @@ from tests.features.fleet.in_memory import Net
 
 CHILDREN = 3
 """Of each tree, on other nodes."""
-CALLS = 20
+CALLS = 24
 """Of each run in a minute."""
-INTERVAL = 15.0
-"""Seconds between messages of two nodes while nothing happens: a quarter of the lease."""
+INTERVAL = 5.0
+"""Seconds between messages of two nodes while nothing happens: a heartbeat."""
 
 
 def simulate(nodes: int, trees: int, *, lost: float = 0.0, seed: int = 1) -> dict[str, float]:

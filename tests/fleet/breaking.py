@@ -21,6 +21,7 @@ from argparse import ArgumentParser
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -30,6 +31,9 @@ NET = "10.77.0"
 LEASE = 20
 READY = 30.0
 """Seconds within which all is to be ready again."""
+SLOWER, STOP = 1.0, 3.0
+"""Seconds by which a question may be slower than without the fault, and that a stop may take, on
+a machine that has nothing else to do."""
 MARK = "SFAD_TEST_BREAKING"
 
 
@@ -201,7 +205,7 @@ def spawned(node: Node, begun: Path, *words: str) -> str:
     return run.stdout.strip()
 
 
-def broken(nodes: dict[str, Node], what: str, seconds: float, directory: Path) -> dict[str, object]:
+def broken(nodes: dict[str, Node], what: str, seconds: float, directory: Path) -> dict[str, Any]:
     """Break one part for a while. Return what followed."""
     n1 = nodes["n1"]
     begun = [directory / f"{what}-{seconds:g}-{number}" for number in range(3)]
@@ -212,7 +216,7 @@ def broken(nodes: dict[str, Node], what: str, seconds: float, directory: Path) -
         assert time.monotonic() < deadline
         time.sleep(0.2)
     before = questions(n1)
-    found: dict[str, object] = {"part": what, "seconds": seconds}
+    found: dict[str, Any] = {"part": what, "seconds": seconds}
     with FAULTS[what](nodes):
         ends = time.monotonic() + seconds
         time.sleep(min(10.0, seconds / 2))  # two heartbeats
@@ -239,7 +243,26 @@ def broken(nodes: dict[str, Node], what: str, seconds: float, directory: Path) -
     return found
 
 
-def main() -> None:
+def wrong(found: dict[str, Any]) -> list[str]:
+    """Return which promises were not kept."""
+    lacks_now = MISSING.get(found["part"])
+    return [
+        words
+        for words, kept in (
+            ("something ran twice, or never", found["starts"] == [1, 1, 1]),
+            ("something was left alive", found["left alive"] == 0),
+            ("n3 lacks something else", lacks_now is None or found["n3 lacks"] in lacks_now),
+            ("a question waited", found["slower by at most s"] < SLOWER),
+            ("a stop waited", found["s of the stop"] < STOP),
+            ("it was not ready in time", found["ready after s"] < READY),
+        )
+        if not kept
+    ]
+
+
+def main() -> int:
+    """1 if a promise was not kept."""
+    broke = False
     parser = ArgumentParser()
     parser.add_argument("--seconds", type=float, nargs="+", default=[15.0, 60.0, 90.0, 600.0])
     parser.add_argument("--only", nargs="+", choices=FAULTS, default=list(FAULTS))
@@ -269,8 +292,12 @@ def main() -> None:
         print(f"three machines are ready after {until_ready(nodes['n1'], 300):.0f} s", flush=True)
         for seconds in given.seconds:
             for what in given.only:
-                print(json.dumps(broken(nodes, what, seconds, directory)), flush=True)
+                found = broken(nodes, what, seconds, directory)
+                found["wrong"] = wrong(found)
+                broke |= bool(found["wrong"])
+                print(json.dumps(found), flush=True)
+    return int(broke)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -43,6 +43,9 @@ def test_the_units_call_commands_of_sfad(unit: Path) -> None:
     for key in {"ExecStart", "ExecStopPost"} & set(lines):
         env, program, *words = lines[key].split()
         assert env == "/usr/bin/env"
+        if program == "ray":  # an extra, which is not installed everywhere
+            assert words == ["start", "--block"]
+            continue
         assert program in ("sfad", "sfactl")
         done = run_forked(program, [*words, "--help"], os.environ, timeout=60)
         assert done.returncode == 0, done.stderr

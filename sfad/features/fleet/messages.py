@@ -191,7 +191,7 @@ class Tend(Request, tag="tend"):
     wait: float = 0.0
 
 
-class RunUse(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class RunUse(Struct, frozen=True, kw_only=True):
     """`None` is unknown."""
 
     turns: int | None = None

@@ -4,7 +4,7 @@ starts it again; the daemon's config names the cluster and its token."""
 import secrets
 import shlex
 import socket
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from .... import exits
@@ -35,15 +35,13 @@ class FleetInstaller(Installer):
     def _names(self) -> Iterable[str]:
         return (UNIT,)
 
+    def _beside(self) -> Collection[Path]:
+        return ()
+
     def _set_up(self) -> None:
         """Make nothing: that is done with the daemon."""
 
     def _rendered(self) -> dict[str, str]:
-        if not command.program().exists():
-            raise InstallError(
-                f"Ray is not installed ({command.program()} does not exist): "
-                "install sfad with its extra fleet: pip install 'sfad[fleet]'"
-            )
         self._write_token()
         env = command.environment(self._config / TOKEN)
         self._write(self._config / ENV, "".join(f"{key}={value}\n" for key, value in env.items()))
@@ -62,16 +60,25 @@ class FleetInstaller(Installer):
             return SYSTEM_CONFIG.parent
         return xdg(self._steps.environ, "XDG_CONFIG_HOME", ".config") / "sfad"
 
+    def _check_parts(self) -> None:
+        """Raise `InstallError` where something is missing, before anything is installed."""
+        if not command.program().exists():
+            raise InstallError(
+                f"Ray is not installed ({command.program()} does not exist): "
+                "install sfad with its extra fleet: pip install 'sfad[fleet]'"
+            )
+        token = self._config / TOKEN
+        if self._where.partition(":")[0] != command.HEAD and not token.exists():
+            raise InstallError(
+                f"{token} does not exist: copy it from the head, where it has the same name, with "
+                "mode 0600"
+            )
+
     def _write_token(self) -> None:
         path = self._config / TOKEN
         if path.exists():
             print(f"unchanged: {path}")
             return
-        if self._where.partition(":")[0] != command.HEAD:
-            raise InstallError(
-                f"{path} does not exist: copy it from the head, where it has the same name, with "
-                "mode 0600"
-            )
         if not self._steps.dry_run:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch(mode=0o600)
@@ -103,6 +110,7 @@ class FleetInstaller(Installer):
                 "and --fleet HOST:PORT on each other one",
                 exits.USAGE,
             )
+        self._check_parts()
         daemon = Installer(user=self._user, dry_run=self._steps.dry_run)
         if not daemon.installed():
             daemon.install(linger=linger)
