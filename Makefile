@@ -8,9 +8,9 @@ BIN := $(VENV)/bin
 PRODUCT := $(VENV)/.product
 TESTS := $(VENV)/.tests
 ALL := $(VENV)/.all
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable
 
-.PHONY: help demo fleet-demo test test-all everything agents vm matrix crash soak flat mutants lint bench docs trampoline wheel clean
+.PHONY: help demo fleet-demo test test-all everything agents vm matrix crash soak flat mutants lint bench docs trampoline wheel release clean
 
 help: ## show this
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -91,6 +91,10 @@ trampoline: $(TESTS) ## compile trampoline.c into the module that the daemon exe
 
 wheel: $(PRODUCT) ## build the wheel into dist/
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+
+release: $(ALL) ## build source distribution and wheel twice, compare them, and list the dependencies with their licences
+	@$(INSTALL) '.[release]'
+	$(BIN)/python -m tests.release
 
 clean: ## remove what the targets above made
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .hypothesis

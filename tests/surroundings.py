@@ -57,10 +57,15 @@ def enter(directory: Path, original: Mapping[str, str] | None = None) -> None:
         os.environ["TMPDIR"] = str(place)
 
 
+interpreter = sys.executable
+"""The interpreter itself, whose path may have a space."""
+
+
 def _one_word(directory: Path) -> str:
     """Return the path of a program that becomes this interpreter. Tests write `sys.executable` into
     scripts as one of several words, and the path of a checkout may have a space. The interpreter
-    finds out its own path, so what is tested has the space."""
+    finds out its own path, so what is tested has the space. A shell passes on no variable whose
+    name it would not take: see `interpreter`."""
     program = directory / "python"
     program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
     program.chmod(0o755)

@@ -6,20 +6,20 @@ from http.client import HTTPConnection, HTTPException
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 from msgspec import Struct, field
 from msgspec.json import decode
 
 from sfad.host import probe
 from sfad.protocol.paths import state_dir
-from sfad.protocol.requests.daemon import DaemonInfo, DaemonStatus
+from sfad.protocol.requests.daemon import Config, ConfigReply, DaemonInfo, DaemonStatus, Setting
 
 from .. import output
 from ..app import app
 from ..connecting.connection import ABSENT, Unreachable, connect, start_of
 from ..exits import ExitCode, Quit
-from ..options.shared import Json, Socket
+from ..options.shared import Json, Socket, flag
 from .shim import ShimPlace, installed
 
 LOW_DISK = 1 << 30
@@ -53,15 +53,20 @@ class Finding(Struct, frozen=True):
 
 
 @app.command()
-def doctor(socket: Socket = None, json: Json = False) -> int:
+def doctor(
+    report: Annotated[bool, flag("Print a bug report in Markdown")] = False,
+    socket: Socket = None,
+    json: Json = False,
+) -> int:
     """Check what sfad needs of this machine, and say how to fix it.
 
     Each line is ok, warn (works with less) or BAD (does not work). Asks the daemon if one is
-    running, else checks this session.
+    running, else checks this session. A report has these lines, versions, changed settings and the
+    end of the daemon's log. What looks like a secret is hidden; read it before you publish it.
 
-    Exit codes: 0; 1 if something is BAD.
+    Exit codes: 0; 1 if something is BAD and no report is asked for.
     """
-    status, reachable = _daemon(socket)
+    status, settings, reachable = _daemon(socket)
     asked = (
         check(status)
         for check in (_ledger, _config, _containment, _cgroups, _gateway, _linger, _shims)
@@ -71,8 +76,15 @@ def doctor(socket: Socket = None, json: Json = False) -> int:
         *chain.from_iterable(asked),
         *chain(_of_features(), _kernel(), _limits(), _disk(status), _clock()),
     ]
+    lines = "\n".join(map(_line, findings))
+    if report:
+        from ..showing import bug_report  # its imports are of no use to other lines
+
+        text = bug_report.report(status, settings, lines)
+        output.answer(json, {"report": text}, text)
+        return ExitCode.DONE
     value = {"findings": findings, "containment": status.containment if status else None}
-    output.answer(json, value, "\n".join(map(_line, findings)))
+    output.answer(json, value, lines)
     return ExitCode.REFUSED if any(f.verdict == "bad" for f in findings) else ExitCode.DONE
 
 
@@ -82,18 +94,18 @@ def _line(finding: Finding) -> str:
     return f"{verdict:<5}  {finding.name}: {finding.detail}{fix}"
 
 
-def _daemon(socket: str | None) -> tuple[DaemonStatus | None, Finding]:
+def _daemon(socket: str | None) -> tuple[DaemonStatus | None, list[Setting], Finding]:
     try:
         with connect(socket) as client:
             status = client.call(DaemonInfo(id=0), DaemonStatus)
+            settings = client.call(Config(id=client.next_id()), ConfigReply).settings
             place = f"sfad {status.version}, pid {status.pid}, answers at {client.path}"
-            return status, Finding("daemon", "ok", place)
+            return status, settings, Finding("daemon", "ok", place)
     except Unreachable as error:
-        return None, Finding("daemon", *_unreachable(error))
+        return None, [], Finding("daemon", *_unreachable(error))
     except Quit as error:
-        return None, Finding(
-            "daemon", "warn", f"it runs, but does not answer this request: {error.message}"
-        )
+        detail = f"it runs, but does not answer this request: {error.message}"
+        return None, [], Finding("daemon", "warn", detail)
 
 
 def _unreachable(error: Unreachable) -> tuple[str, str, str]:

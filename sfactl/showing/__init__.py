@@ -6,5 +6,6 @@
 `waiting`      what is wrong with a live run, and what waits for a person
 `unlike_here`  what a live run has from the kernel that this process has not
 `growing`      the output of a run in pieces, for `top` and the console
+`bug_report`   what a bug report says of this machine and of the daemon
 `follower`     copies output files, or an agent's text, as they grow
 """

@@ -269,12 +269,16 @@ class RunCatalogue:
 
     def uid(self, run: RunId) -> int | None:
         """Return the uid of the run's user; `None` if that, or the run, is unknown."""
-        known = self.live.get(run) or self._recent.get(run)
+        known = self.known(run)
         return known.uid if known is not None else self._records.uid(run)
+
+    def known(self, run: RunId) -> Live | RecentRun | None:
+        """Return a run that is live, or has ended a short time ago."""
+        return self.live.get(run) or self._recent.get(run)
 
     def knows(self, run: RunId, scope: Scope) -> bool:
         """Return whether there is such a run, and a caller with this scope may be told of it."""
-        known = self.live.get(run) or self._recent.get(run)
+        known = self.known(run)
         if known is not None:
             return scope.knows(known.uid, known.lineage_ids)
         owner = self._records.owner(run)
@@ -341,18 +345,18 @@ class RunCatalogue:
 
     def lineage(self, run: RunId) -> list[RunId]:
         """Return the ids from the root to the run."""
-        known = self.live.get(run) or self._recent.get(run)
+        known = self.known(run)
         return list(known.lineage_ids) if known is not None else self._records.lineage(run)
 
     def root(self, run: RunId) -> RunId:
         """Return the root of a run that is in memory, else the run itself. This reads no ledger."""
-        known = self.live.get(run) or self._recent.get(run)
+        known = self.known(run)
         return known.lineage_ids[0] if known is not None else run
 
     def kept(self, run: RunId) -> bool:
         """Whether the run's output goes to files. Of a run that only the ledger knows, it may
         have."""
-        known = self.live.get(run) or self._recent.get(run)
+        known = self.known(run)
         return known is None or known.kept
 
     def over(self, run: RunId) -> bool:

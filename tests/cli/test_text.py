@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import subprocess
 import termios
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from .conftest import PATIENCE, World
 
 Start = Callable[..., subprocess.Popen[bytes]]
 
+SUCCESS_FILE = shlex.quote(str(STREAMS / "claude-success.jsonl"))
 SUCCESS = ("--meter", "claude", "--", "cat", str(STREAMS / "claude-success.jsonl"))
 FAILURE = ("--meter", "claude", "--", "cat", str(STREAMS / "claude-api-failure.jsonl"))
 
@@ -139,7 +141,7 @@ def test_the_result_of_a_run_that_a_limit_ended_says_the_limit(
     diagnostic = "[ede_diagnostic] result_type=user last_content_type=n/a stop_reason=tool_use"
     failed = {"type": "result", "subtype": "error_during_execution", "is_error": True}
     (tmp_path / "failure").write_text(json.dumps(failed | {"errors": [diagnostic]}) + "\n")
-    script = f"trap 'cat {tmp_path}/failure; exit 1' TERM; cat {STREAMS}/claude-success.jsonl; "
+    script = f"trap 'cat {tmp_path}/failure; exit 1' TERM; cat {SUCCESS_FILE}; "
     agent = ("--meter", "claude", "--", "sh", "-c", script + "while :; do sleep 0.05; done")
     run = daemon.json("run", "--limit", "turns=1", *agent, code=4)["id"]
     assert diagnostic in daemon.sfactl("result", "--raw", run).stdout
@@ -276,7 +278,7 @@ def test_into_a_pipe_and_inside_a_run_text_is_the_final_answer_alone(
 
 
 def test_a_child_of_a_metered_run_gives_text_unless_asked_for_events(daemon: World) -> None:
-    child = "$SFACTL run -q %s --meter claude -- cat " + str(STREAMS / "claude-success.jsonl")
+    child = f"$SFACTL run -q %s --meter claude -- cat {SUCCESS_FILE}"
     shown = {}
     for key, parent, option in (
         ("metered", "jsonl", ""),

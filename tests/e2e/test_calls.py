@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from contextlib import closing
@@ -212,6 +214,31 @@ def test_other_requests_that_cost_money_are_recorded_without_a_price(
         assert (call.status, "ungated" in (call.refused or "")) == (
             (200, False) if ungated else (None, True)
         )
+
+
+def test_what_a_run_asked_for_is_recorded_after_it_has_ended(
+    start: Start, provider: Provider, tmp_path: Path
+) -> None:
+    daemon = start(config=config(provider).replace("[gateway]\n", "[gateway]\nungated = true\n"))
+    leaving = UNASKED.replace("false}", "true}").replace(
+        "print(connection.getresponse().read())", "open(sys.argv[1]).read()"
+    )
+    os.mkfifo(tmp_path / "leave")
+    with daemon.client() as client:
+        pid = client.call(m.DaemonInfo(id=0), m.DaemonStatus).gateway_pid
+        assert pid is not None
+        reply = spawn(client, [sys.executable, "-c", leaving, str(tmp_path / "leave")])
+        assert isinstance(reply, m.RunReply)
+        wait_until(lambda: provider.stalled == 1, "it is at the provider")
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            (tmp_path / "leave").write_text("")
+            ended(client, reply.run.id)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+    wait_until(lambda: recorded(daemon, reply.run.id), "it is recorded")
+    (call,) = recorded(daemon, reply.run.id)
+    assert (call.path, call.state) == ("/v1/messages/batches", "ended")
 
 
 # ---- the verb

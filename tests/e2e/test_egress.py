@@ -57,7 +57,7 @@ class World:
     ) -> RunInfo:
         """Return an isolated run once it has ended."""
         own = {
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}",
             "HOME": str(self.directory / "home"),
             "PIP_CERT": "ca.pem",
             "PIP_CONFIG_FILE": "/dev/null",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import msgspec
@@ -10,7 +11,7 @@ import msgspec
 from sfad.protocol import messages as m
 from sfad.protocol.types import Status
 from tests.conftest import Start
-from tests.harness import PYTHON, Daemon, started, wait_until
+from tests.harness import Daemon, started, wait_until
 
 from .agents import info
 from .provider import Provider
@@ -42,7 +43,7 @@ def test_a_retry_is_shown_as_waiting_with_its_time(common: Daemon) -> None:
 
 def test_a_pause_is_told_below_it_too_and_outlives_the_daemon(start: Start) -> None:
     daemon = start()
-    child = [PYTHON, "-m", "sfactl", "run", "--name", "below", "--", "sleep", "600"]
+    child = [sys.executable, "-m", "sfactl", "run", "--name", "below", "--", "sleep", "600"]
     with daemon.client() as client:
         top = started(client, child, name="top").id
         wait_until(lambda: info(client, top).descendants == 1, "its child is there")

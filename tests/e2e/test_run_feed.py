@@ -133,7 +133,7 @@ def test_a_run_is_told_of_its_own_subtree_only(daemon: Daemon) -> None:
         other = started(client, SLEEP, name="other").id
         script = f"{PYTHON} -c '{WATCHER}' & sfactl spawn --name child -- true >/dev/null; wait"
         env = [f"{key}={value}".encode() for key, value in daemon.env.items()]
-        env += [f"PATH={Path(sys.executable).parent}:/usr/bin:/bin".encode()]
+        env += [f"PATH={sys.prefix}/bin:/usr/bin:/bin".encode()]
         run = started(
             client, ["sh", "-c", script], name="watcher", env=env, cwd=str(Path.cwd()).encode()
         ).id

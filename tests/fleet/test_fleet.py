@@ -224,7 +224,7 @@ def test_a_cost_limit_is_exact_over_parent_and_remote_child(fleet: Daemons) -> N
              "sfactl spawn --on n2 --name spender --timeout 200 --meter report --limit "
              "cost=0.4:refuse -- sleep 300; exec sleep 300"],
             name="parent", limits=cost, meter="report",
-            env=[f"PATH={Path(sys.executable).parent}:/usr/bin:/bin".encode()],
+            env=[f"PATH={sys.prefix}/bin:/usr/bin:/bin".encode()],
         )  # fmt: skip
         child = wait_until(lambda: live_named(fleet, "n1", "spender"), "the child was granted")
         far = there(fleet, child)

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import signal
+import socket
 from collections.abc import AsyncIterator, Iterator
 from itertools import count
 
@@ -13,6 +16,7 @@ import trio
 import trio.testing
 
 from sfad.gateway.bodies import reader as bodies
+from sfad.gateway.bodies import reading
 from sfad.gateway.bodies.reader import BodyReader
 from sfad.gateway.bodies.reading import MAX_BODY, BodyQuestion, answer_to
 from tests.tiers import variant
@@ -94,6 +98,23 @@ async def test_a_body_that_takes_too_long_is_refused(
         await reader.ask("run", 0, QUESTION, call_with(b"x" * MIB))
     monkeypatch.undo()
     assert (await reader.ask("run", 0, QUESTION, call_with(b"x" * MIB)))[0].call.model == "claude-x"
+
+
+def test_a_body_that_takes_too_much_processor_time_ends_what_reads_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reading, "CPU_SECONDS", 0.001)
+    ours, theirs = socket.socketpair()
+    orders, others = socket.socketpair()
+    with ours, theirs, orders, others:
+        pid = reading._forked(theirs.fileno(), orders)
+        theirs.close()
+        for part in (reading.ENCODER.encode(QUESTION), call_with(b"x" * 32 * MIB)):
+            ours.sendall(reading.size_of(part) + part)
+        assert ours.recv(1) == b""
+    ended = os.waitid(os.P_PID, pid, os.WEXITED)
+    assert ended is not None
+    assert ended.si_status == signal.SIGPROF
 
 
 async def test_a_long_body_is_read_and_changed_as_a_short_one(reader: BodyReader) -> None:

@@ -285,6 +285,32 @@ def test_no_lease_can_be_had_while_a_file_is_held_and_an_old_one_is_broken(
             os.close(waiting.result(60))
 
 
+def test_what_a_write_under_way_has_taken_is_not_taken_for_room_behind_the_end(
+    store: OutputFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on ext4, whose blocks count before the size does: the size grows while the inode's lock is
+    waited for."""
+    put(store, "a1", b"0" * MIB)
+    descriptor = os.open(store.directory / "a1.out", os.O_RDWR | os.O_APPEND)
+    allocate(descriptor, MIB, 2 * MIB)
+
+    class Ending:
+        """A C library in whose first fallocate(2) a write ends."""
+
+        def __init__(self) -> None:
+            self._real, self._ended = holes.libc, False
+
+        def fallocate(self, *told: int) -> int:
+            if not self._ended:
+                self._ended = os.write(descriptor, b"1" * MIB) > 0
+            return int(self._real.fallocate(*told))
+
+    monkeypatch.setattr(holes, "libc", Ending())
+    store.free("a1", ".out", MIB, 0)
+    assert os.pread(descriptor, 3 * MIB, MIB) == b"1" * MIB
+    os.close(descriptor)
+
+
 def test_no_lease_can_be_had_through_a_descriptor_that_the_run_was_given(
     store: OutputFiles,
 ) -> None:

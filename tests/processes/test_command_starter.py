@@ -25,12 +25,19 @@ from sfad.processes.credentials import LIMIT_KINDS, Credentials
 from sfad.processes.launcher import LaunchError
 from sfad.processes.trampoline import executable
 from sfad.processes.trampoline.creating import Cloner, files_to_try
+from tests import surroundings
 from tests.harness import unanswered, until, with_fuse
 from tests.loader import traced, tracing
 from tests.processes.rig import PATIENCE, Rig, rigged
 from tests.users import FIRST, open_directory
 
 SHOW = "import os,sys; sys.stdout.buffer.write(open('/proc/self/environ','rb').read())"
+
+
+@pytest.fixture(autouse=True)
+def itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No shell stands before the interpreter: it would add to the environment, and take from it."""
+    monkeypatch.setattr(sys, "executable", surroundings.interpreter)
 
 
 def shown(environ: bytes) -> list[bytes]:

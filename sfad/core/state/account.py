@@ -90,7 +90,8 @@ class Use:
         return replace(
             self,
             output_tokens=output or None,
-            cost=cost or None,
+            # 0 is known of a free model, and unknown where all of it was estimated
+            cost=cost or (None if self.guessed_cost else self.cost),
             unsure_cost=unsure or None,
             guessed_tokens=None,
             guessed_cost=None,

@@ -12,12 +12,21 @@ import trio
 from ...processes.own_processes import OwnProcess
 from . import reading
 from .coding import UnreadableBodyError
-from .reading import ENCODER, SIZE_BYTES, BodyAnswer, BodyQuestion, Told, answer_to, size_of
+from .reading import (
+    CPU_SECONDS,
+    ENCODER,
+    SIZE_BYTES,
+    BodyAnswer,
+    BodyQuestion,
+    Told,
+    answer_to,
+    size_of,
+)
 
 SMALL = 128 << 10
 """Bytes of a body that is read at once. Whatever it holds, that takes some milliseconds."""
-ANSWER_SECONDS = 10.0
-"""Seconds that one body may take. One of 64 MiB takes about one."""
+ANSWER_SECONDS = 90.0
+"""Seconds that one body may take on a machine that is busy; see `CPU_SECONDS`."""
 _ENV = re.compile("PYTHON|LD_LIBRARY_PATH")
 """Others of the gateway's variables may hold keys of the operator's."""
 
@@ -58,7 +67,8 @@ class BodyReader:
                 raise ValueError(f"it takes more than {ANSWER_SECONDS:g} s") from None
             except (trio.BrokenResourceError, EOFError, OSError):
                 raise ValueError(
-                    "the process that reads it has ended, as by lack of memory"
+                    "the process that reads it has ended, as by lack of memory, "
+                    f"or after {CPU_SECONDS:g} s of processor time"
                 ) from None
 
     async def _ask(self, question: BodyQuestion, raw: bytes) -> tuple[BodyAnswer, bytes]:

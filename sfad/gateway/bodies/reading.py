@@ -90,6 +90,8 @@ def size_of(part: bytes) -> bytes:
     return len(part).to_bytes(SIZE_BYTES, "big")
 
 
+CPU_SECONDS = 10.0
+"""Seconds of processor time that one body may take. One of 64 MiB takes about one."""
 ENCODER = msgspec.msgpack.Encoder()
 _QUESTION = msgspec.msgpack.Decoder(BodyQuestion)
 
@@ -138,12 +140,14 @@ def _forked(descriptor: int, orders: socket.socket) -> int:
 
 def _answer(descriptor: int) -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the gateway has ended
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # a body takes too long
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
     source, sink = os.fdopen(descriptor, "rb"), os.fdopen(os.dup(descriptor), "wb")
     while head := source.read(SIZE_BYTES):
         question = _QUESTION.decode(source.read(int.from_bytes(head, "big")))
         raw = source.read(int.from_bytes(source.read(SIZE_BYTES), "big"))
         told, changed = Told(), b""
+        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
         try:
             told.answer, changed = answer_to(question, raw)
         except ValueError as error:

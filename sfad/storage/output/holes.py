@@ -74,18 +74,31 @@ def _free_unwritten(descriptor: int, end: int, keep: int) -> int:
     before = os.fstat(descriptor)
     if end and too_large(before):
         punch(descriptor, 0, end)
-    if too_large(os.fstat(descriptor)):
-        _free_behind(descriptor)
-        # on ext4 a hole is not punched behind the end. What the run writes between the two calls is
-        # lost, a few microseconds' worth of a run that has allocated room behind its end. xfs
-        # allocates there by itself, but is done by now
-        if too_large(status := os.fstat(descriptor)):
+    # What the run writes between the look and what follows is lost, a few microseconds' worth of a
+    # run that has allocated room behind its end. xfs allocates there by itself, but is done by now
+    if too_large(status := os.fstat(descriptor)) and _at_rest(descriptor, status):
+        _free_behind(descriptor, status)
+        # on ext4 a hole is not punched behind the end
+        if too_large(status := os.fstat(descriptor)) and _at_rest(descriptor, status):
             os.ftruncate(descriptor, status.st_size)
     return max(0, before.st_blocks - os.fstat(descriptor).st_blocks) * 512
 
 
-def _free_behind(descriptor: int) -> None:
-    status = os.fstat(descriptor)
+def _at_rest(descriptor: int, status: os.stat_result) -> bool:
+    """Whether no write was under way when the status was read: the size is the same after a call
+    that waits for the inode's lock, which a write holds. A write has its blocks before they count
+    in the size (ext4: up to 2 MiB of them), and looks like room that is allocated behind the end.
+    The call allocates a byte that is there."""
+    try:
+        _fallocate(descriptor, _KEEP_SIZE, max(0, status.st_size - 1), 1)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        return False
+    return os.fstat(descriptor).st_size == status.st_size
+
+
+def _free_behind(descriptor: int, status: os.stat_result) -> None:
     start = -(-status.st_size // status.st_blksize) * status.st_blksize
     if start < _MAX:
         try:
@@ -139,7 +152,11 @@ def read_into(descriptor: int, buffer: memoryview, offset: int) -> tuple[int, me
 
 def punch(descriptor: int, offset: int, length: int) -> None:
     """Free so many bytes from an offset on; the size of the file stays. Raises `OSError`."""
-    while libc.fallocate(descriptor, _PUNCH_HOLE | _KEEP_SIZE, offset, length) != 0:
+    _fallocate(descriptor, _PUNCH_HOLE | _KEEP_SIZE, offset, length)
+
+
+def _fallocate(descriptor: int, mode: int, offset: int, length: int) -> None:
+    while libc.fallocate(descriptor, mode, offset, length) != 0:
         code = ctypes.get_errno()
         if code != errno.EINTR:
             raise OSError(code, os.strerror(code))

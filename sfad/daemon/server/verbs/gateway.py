@@ -194,8 +194,9 @@ MOST_WINDOWS = 16
 @answers(SeeSubscription)
 def see_plan(asker: Asker, request: SeeSubscription) -> None:
     check_most("windows of a subscription", len(request.windows), MOST_WINDOWS)
-    live, gateway = asker.runtime.catalogue.live.get(request.run), asker.peer.gateway_uid
-    if live is not None and gateway in {None, live.uid}:
+    # the run may have ended before its gateway has told
+    run, gateway = asker.runtime.catalogue.known(request.run), asker.peer.gateway_uid
+    if run is not None and gateway in {None, run.uid}:
         now = wall_clock()
         # a user's gateway is the user's process: what it tells of the future would hide what is
         # heard next
@@ -204,7 +205,7 @@ def see_plan(asker: Asker, request: SeeSubscription) -> None:
             if 0 <= request.time <= now.timestamp()
             else now
         )
-        uid = None if request.keyed and gateway is None else live.uid
+        uid = None if request.keyed and gateway is None else run.uid
         asker.runtime.feed(
             e.WindowsSeen(trio.current_time(), time.astimezone(), request, uid, now.timestamp())
         )
@@ -257,8 +258,9 @@ def silent_call(asker: Asker, request: SilentCall) -> None:
 
 @answers(UnaskedRequest)
 def unasked_request(asker: Asker, request: UnaskedRequest) -> None:
-    live = asker.runtime.catalogue.live.get(request.run)
-    if live is not None:
+    # the run may have ended before its gateway has told
+    run, gateway = asker.runtime.catalogue.known(request.run), asker.peer.gateway_uid
+    if run is not None and gateway in {None, run.uid}:
         info = CallInfo(
             time=datetime.fromtimestamp(request.time, UTC),
             run_id=request.run,
@@ -273,7 +275,7 @@ def unasked_request(asker: Asker, request: UnaskedRequest) -> None:
             elapsed_s=rounded(request.seconds),
             path=request.path,
         )
-        asker.runtime.saver.record_call(info, live.lineage_ids)
+        asker.runtime.saver.record_call(info, run.lineage_ids)
     asker.reply(Done(id=request.id))
 
 
