@@ -11,7 +11,7 @@ from tests.conftest import Start
 from tests.docs.pages import blocks, text_of
 from tests.harness import PATIENCE
 
-FRAMEWORKS = ("from pydantic_ai", "from agents", "from langgraph")
+FRAMEWORKS = ("from pydantic_ai", "from agents", "from langgraph", "from smolagents")
 """Tried by tests/frameworks."""
 PROGRAMS = [
     block.text

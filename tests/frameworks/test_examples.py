@@ -31,7 +31,7 @@ free = false
 EXAMPLES = {
     name: block.text
     for block in blocks(text_of("python.md"))
-    for name in ("pydantic_ai", "agents", "langgraph", "crewai")
+    for name in ("pydantic_ai", "agents", "langgraph", "smolagents")
     if block.language == "python" and f"from {name}" in block.text
 }
 LONG = 1200.0
@@ -61,7 +61,7 @@ def real(start: Start, provider: Provider) -> harness.Daemon:
 
 
 def test_the_page_has_the_examples() -> None:
-    assert len(EXAMPLES) >= 3
+    assert len(EXAMPLES) == 4
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
