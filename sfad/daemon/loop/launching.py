@@ -131,8 +131,8 @@ class Launching:
         deadline = wall_clock().timestamp() + min(left)
         terminal = live.output.stdio == "inherit" and stdin is not None and _is_terminal(stdin)
         env = run_environment(live, socket=self.resources.socket, deadline=deadline)
-        given = self.parts.launch(live, Launch(env, terminal, stdio=stdio))
-        opened += given.opened
+        asked = Launch(env, terminal, stdio=stdio, closes=opened.append)
+        given = self.parts.launch(live, asked)
         argv, env = self._argv(live, terminal=given.terminal), given.env
         if (token := self.gateways.token(run.id)) is not None:
             argv, env = with_token(argv, token), with_token(env, token)
