@@ -1,7 +1,7 @@
 /* The holder of one run's terminal, for x86_64. The contract is in holding.py; in_python.py does the same for other machines.
 
-   `make trampoline` compiles this into image.py, which the daemon executes from memory. There is no libc: a holder takes some
-   60 KiB. It writes what the programs in the terminal show to the run's output file, and types what the daemon tells it to. It
+   `make trampoline` compiles this into image.py, which the daemon executes from memory. There is no libc: a holder takes
+   0.1 MiB at most. It writes what the programs in the terminal show to the run's output file, and types what the daemon tells it to. It
    follows the cursor, because programs ask the terminal for its place, and a terminal must answer also if no person looks. */
 
 #include <asm/ioctls.h>
