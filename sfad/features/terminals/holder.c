@@ -437,6 +437,7 @@ static void take_orders(void)
 
 __attribute__((noreturn, used)) void holder(void)
 {
+    CALL(close_range, 4, ~0u, 0); /* what the daemon has inherited and does not know */
     CALL(prctl, PR_SET_NAME, "sfad-holder", 0); /* else it is called after the descriptor of its image */
     resized();
     reset();
