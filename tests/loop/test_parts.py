@@ -17,7 +17,7 @@ from sfad.feature import Feature
 from sfad.protocol.errors import RequestError
 from sfad.protocol.messages import Spawn
 from sfad.protocol.requests.starting import OF_FEATURES
-from sfad.protocol.types import Isolation, Placing, Ship, Worktree
+from sfad.protocol.types import Isolation, Placing, Ship, Terminal, Worktree
 from sfad.runs import decided
 from sfad.start.prepare import Memory, Way, prepare
 from sfad.start.prepared import Prepared, Surroundings
@@ -28,6 +28,7 @@ ASKED = {
     "on_end": "true",
     "isolation": Isolation(),
     "worktree": Worktree(),
+    "terminal": Terminal(),
     "ship": Ship(directory=b"/", archive="a" * 32, size=1),
 }
 
