@@ -325,6 +325,8 @@ class Foreground:
         self._run = run = reply.run
         if self._terminal:
             self._terminal.handed_over()
+        if run.terminal:
+            self._note(f"sfactl: {run.id} has a terminal of its own: sfactl attach {run.id}")
         self._progress.started(run)
         if self._form is not None:
             self._output.request(run.id, self._form)

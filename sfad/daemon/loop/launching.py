@@ -133,8 +133,8 @@ class Launching:
         inherits = live.output.stdio == "inherit"
         terminal = inherits and stdin is not None and _is_terminal(stdin)
         env = run_environment(live, socket=self.resources.socket, deadline=deadline)
-        given = self.parts.launch(live, Launch(env, terminal, stdio=stdio))
-        opened += given.opened
+        asked = Launch(env, terminal, stdio=stdio, closes=opened.append)
+        given = self.parts.launch(live, asked)
         argv, env = command.argv, given.env
         if attempt.stage:
             if given.argv is None:

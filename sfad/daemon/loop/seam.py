@@ -133,8 +133,8 @@ class Launch(NamedTuple):
     """Where that starts; `None` is the working directory of the command."""
     stdio: tuple[int | None, int | None, int | None] = (None, None, None)
     """Its stdin, stdout and stderr."""
-    opened: Sequence[int] = ()
-    """What was opened for it, and is closed once it is launched."""
+    closes: Callable[[int], object] = lambda _descriptor: None
+    """Has a descriptor closed once it is launched, or could not be."""
     alone: bool = False
     """See `LaunchSpec.alone`."""
     argv: list[bytes] | None = None

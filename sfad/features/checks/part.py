@@ -71,11 +71,11 @@ class Checking:
             user = live.credentials
             owner = None if user is None else (user.uid, user.gid)
             output = self._printed.new(run.id, _key(run), owner)
+            given.closes(output)
         return given._replace(
             argv=[b"/bin/sh", b"-c", os.fsencode(stage.command)],
             env=given.env if stage.before else [*given.env, b"SFA_CHECK=1"],
             stdio=(given.stdio[0], output, output),
-            opened=[*given.opened, *([] if output is None else [output])],
         )
 
     def last_lines(self, live: Live) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 /* The holder of one run's terminal, for x86_64. The contract is in holding.py; in_python.py does the same for other machines.
 
-   `make trampoline` compiles this into image.py, which the daemon executes from memory. There is no libc: a holder takes some
-   60 KiB. It writes what the programs in the terminal show to the run's output file, and types what the daemon tells it to. It
+   `make trampoline` compiles this into image.py, which the daemon executes from memory. There is no libc: a holder takes
+   0.1 MiB at most. It writes what the programs in the terminal show to the run's output file, and types what the daemon tells it to. It
    follows the cursor, because programs ask the terminal for its place, and a terminal must answer also if no person looks. */
 
 #include <asm/ioctls.h>
@@ -437,6 +437,7 @@ static void take_orders(void)
 
 __attribute__((noreturn, used)) void holder(void)
 {
+    CALL(close_range, 4, ~0u, 0); /* what the daemon has inherited and does not know */
     CALL(prctl, PR_SET_NAME, "sfad-holder", 0); /* else it is called after the descriptor of its image */
     resized();
     reset();

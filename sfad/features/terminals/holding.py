@@ -107,7 +107,8 @@ class Holder:
         if self._pidfd >= 0:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-        await self.ended.wait()
+        with trio.move_on_after(END_WAIT):  # it may hang in the kernel
+            await self.ended.wait()
 
 
 def typing(data: bytes) -> list[bytes]:

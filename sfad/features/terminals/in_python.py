@@ -126,6 +126,7 @@ class Holder:
 
 
 def main() -> None:
+    os.closerange(4, 1 << 16)  # what the daemon has inherited and does not know
     holder = Holder()
     while True:
         reads = [MASTER] if holder.typed else [MASTER, ORDERS]

@@ -87,6 +87,7 @@ class Terminals:
             )
         finally:
             os.close(record)
+        given.closes(slave)
         self._keep(run, holder)
         env = [item for item in given.env if not item.startswith(_FOREIGN)]
         return given._replace(
@@ -94,7 +95,6 @@ class Terminals:
             terminal=True,
             alone=True,
             stdio=(slave, slave, slave),
-            opened=[*given.opened, slave],
         )
 
     def _keep(self, run: RunId, holder: Holder) -> None:

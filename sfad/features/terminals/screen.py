@@ -1,8 +1,8 @@
 """What a terminal shows, from the bytes that were written to it: a model of xterm, as far as what
 agent programs use of it. It imports the standard library only.
 
-pyte was looked at: it has no alternate screen, shows the content of strings such as titles of
-Sixel images, takes `CSI > 1 u` for text, and needs 30 times as long.
+pyte (0.8.2) was looked at: it has no alternate screen, shows the content of strings such as Sixel
+images, takes `CSI < u` for text, and needs four times as long.
 """
 
 import codecs

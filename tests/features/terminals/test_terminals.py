@@ -288,3 +288,54 @@ def test_further_attempts_have_further_terminals(start: Start) -> None:
         f"attempt {n}" for n in (1, 2, 3)
     ]
     assert holders(daemon) == []
+
+
+def test_agents_in_terminals(start: Start, tmp_path: Path) -> None:
+    """An agent of the config may want one, and a known program is started as a person would."""
+    program = tmp_path / "bin" / "claude"
+    program.parent.mkdir()
+    program.write_text('#!/bin/sh\necho "told: $*"\n')
+    program.chmod(0o755)
+    daemon = start(config='[agents.talk]\ncommand = ["tty"]\nterminal = true\n')
+    talk = daemon.sfactl("spawn", "talk").stdout.strip()
+    path = f"PATH={program.parent}:{os.environ['PATH']}"
+    claude = spawned(daemon, "--env", path, "claude", "--model", "opus", "fix it")
+    daemon.sfactl("wait", talk, claude)
+    assert daemon.sfactl("logs", talk).stdout.startswith("/dev/pts/")
+    assert daemon.sfactl("logs", claude).stdout == "told: --model opus fix it\n"
+
+
+def test_one_that_cannot_be_started(start: Start) -> None:
+    daemon = start()
+    failed = daemon.sfactl("spawn", "--terminal", "--", "no-such-program")
+    assert failed.returncode == 127
+    wait_until(lambda: holders(daemon) == [], "no holder is left")
+    with Person(daemon, "run", "--terminal", "--", "no-such-program") as person:
+        assert person.leaves() == 127
+        assert "no-such-program" in person.text
+    wait_until(lambda: holders(daemon) == [], "no holder is left")
+
+
+@variant
+def test_twenty_kills_in_the_middle_of_a_screen(start: Start) -> None:
+    daemon = start()
+    program = "import time\nfor n in range(4000): print('line', n, flush=True); time.sleep(0.005)"
+    run = spawned(daemon, "--timeout", "10m", "--", "python3", "-c", program)
+    for _ in range(20):
+        daemon.kill()
+        daemon.restart()
+    daemon.sfactl("wait", run)
+    kept = (daemon.state_dir / "output" / f"{run}.out").read_bytes()
+    assert kept == b"".join(b"line %d\r\n" % n for n in range(4000))
+
+
+@variant
+def test_what_a_paused_run_has_written_is_kept(start: Start) -> None:
+    daemon = start()
+    run = spawned(daemon, "--grace", "0.2s", "--", "sh", "-c", STUBBORN)
+    shown(daemon, run, "stubborn")
+    assert daemon.sfactl("pause", run).returncode == 0
+    assert daemon.sfactl("send", run, "--keys", "typed").returncode == 0
+    shown(daemon, run, "typed")
+    assert daemon.sfactl("stop", run).returncode == 0
+    assert holders(daemon) == []
