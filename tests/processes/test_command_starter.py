@@ -597,7 +597,7 @@ async def test_a_command_begins_in_its_cgroup(rig: Rig) -> None:
 async def test_where_clone3_is_refused_a_command_attaches_itself(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(*_arguments: object) -> None:
+    def refused(*_arguments: object, **_options: object) -> None:
         raise OSError(errno.ENOSYS, "as under a seccomp filter")
 
     monkeypatch.setattr(Cloner, "clone", refused)

@@ -52,7 +52,6 @@ TABLE: Mapping[str, Access] = MappingProxyType({
     "events": _MANY,
     "hello": Access(narrowed_by=None, scope="none"),
     "info": _ONE,
-    "keys": _ONE,
     "limit": _ONE,
     "list": _MANY,
     "logs": _ONE,
@@ -83,7 +82,10 @@ TABLE: Mapping[str, Access] = MappingProxyType({
 })  # fmt: skip
 """By the tag of the request, but for the requests of features: see `AccessRules.features`."""
 
-VERBS = frozenset(verb for verb, access in TABLE.items() if access.narrowed_by == "")
+KEYS = "keys"
+"""To type into a run's terminal: what requests of a feature need."""
+
+VERBS = frozenset({KEYS, *(verb for verb, access in TABLE.items() if access.narrowed_by == "")})
 """What `--allow` and `--deny` can name."""
 
 OUTSIDE = frozenset(verb for verb, access in TABLE.items() if not access.inside)

@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from ...core.state.access import TABLE
+from ...core.state.access import KEYS, Access
 from ...feature import Feature, Section
 from ...protocol.types import Terminal
 from .messages import Keys
@@ -29,7 +29,7 @@ def _shown(_terminal: Terminal, _live: Any) -> Mapping[str, Any]:
 
 FEATURE = Feature(
     sections=(Section("agents", AgentTerminals),),
-    verbs={Keys: TABLE["keys"]},
+    verbs={Keys: Access(narrowed_by=KEYS)},
     decides={TERMINAL: Terminal},
     shows=_shown,
     part="part",
