@@ -28,7 +28,7 @@ only."""
 
 IMPURE_NAMES = {
     "msgspec": {"Meta", "Struct", "field"},
-    "msgspec.structs": {"replace"},  # frozen values that are made without a call of Python
+    "msgspec.structs": {"force_setattr", "replace"},  # of frozen values
     "datetime": {"UTC", "datetime", "tzinfo"},  # it is told the time, and passes it on
     "signal": {"SIGINT", "SIGTERM", "SIGKILL", "SIGHUP", "Signals"},
 }

@@ -212,5 +212,6 @@ def test_the_client_imports_nothing_of_the_daemon_but_the_protocol() -> None:
     )
     packages = ["sfad.host", "sfad.host.linux", "sfad.features"]
     packages += [f"sfad.features.{name}{part}" for name in NAMES for part in ("", ".messages")]
+    packages += ["sfad.features.terminals.screen", "sfad.features.terminals.recorded"]
     loaded = {name for name in done.stdout.split() if not name.startswith(allowed)}
     assert loaded <= set(packages)

@@ -159,7 +159,7 @@ def test_each_field_of_a_request_is_kept_or_left_out_on_purpose() -> None:
     left_out = {
         "id", "env", "umask", "placeholders", "agent_session", "tied", "detach", "after", "quiet",
         "shim", "stdio", "claim", "watch", "key", "descriptors", "automatic", "env_set",
-        "continues", "grant", "copies",
+        "continues", "grant", "copies", "admit", "below",
     }  # fmt: skip
     base = Spawn(id=0, argv=[b"x"], cwd=b"/", env=[])
     other = Spawn(

@@ -18,7 +18,7 @@ from sfad.feature import Feature
 from sfad.protocol.errors import RequestError
 from sfad.protocol.messages import Spawn
 from sfad.protocol.requests.starting import OF_FEATURES
-from sfad.protocol.types import Checks, Isolation, Placing, Ship, Terminal, Worktree
+from sfad.protocol.types import Admitted, Checks, Isolation, Placing, Ship, Terminal, Worktree
 from sfad.runs import decided
 from sfad.start.prepared import Prepared, Surroundings
 from tests.loop.shell import bare, shell
@@ -33,6 +33,7 @@ ASKED = {
     "check": Checks(commands=["true"]),
     "setup": "true",
     "terminal": Terminal(),
+    "admit": Admitted(),
     "ship": Ship(directory=b"/", archive="a" * 32, size=1),
 }
 

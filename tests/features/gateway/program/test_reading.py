@@ -107,7 +107,7 @@ def test_a_body_that_takes_too_much_processor_time_ends_what_reads_it(
     ours, theirs = socket.socketpair()
     orders, others = socket.socketpair()
     with ours, theirs, orders, others:
-        pid = reading._forked(theirs.fileno(), orders)
+        pid = reading.forked(theirs.fileno(), orders)
         theirs.close()
         for part in (reading.ENCODER.encode(QUESTION), call_with(b"x" * 32 * MIB)):
             ours.sendall(reading.size_of(part) + part)

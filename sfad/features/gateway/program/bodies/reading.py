@@ -119,11 +119,11 @@ def main() -> None:
         for descriptor in descriptors:
             # there is no process to be had: the gateway sees that its socket is closed
             with suppress(OSError):
-                reader = _forked(descriptor, orders)
+                reader = forked(descriptor, orders)
             os.close(descriptor)
 
 
-def _forked(descriptor: int, orders: socket.socket) -> int:
+def forked(descriptor: int, orders: socket.socket) -> int:
     """Start a process that answers what is asked through a socket. Return its pid. Raises
     `OSError`."""
     if pid := os.fork():
