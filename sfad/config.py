@@ -426,8 +426,10 @@ def entry_key(key: str, name: str) -> str:
 
 
 def _values(struct: Struct, prefix: str) -> Iterator[tuple[str, Any]]:
-    for name in struct.__struct_fields__:
-        value = getattr(struct, name)
+    """Yield each key with its value, in the order of TOML: what is in a table comes before the
+    tables below it."""
+    values = [(name, getattr(struct, name)) for name in struct.__struct_fields__]
+    for name, value in sorted(values, key=lambda each: isinstance(each[1], Struct | dict)):
         if isinstance(value, Struct):
             yield from _values(value, f"{prefix}{name}.")
         elif isinstance(value, dict):

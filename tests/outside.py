@@ -169,7 +169,14 @@ def _names() -> set[str]:
             )
             # of other sessions
             found.update(f"{place}/{name}" for name in names if not name.startswith("sfad-tests-"))
-    return found
+    return {path for path in found if _may_be_ours(path)}
+
+
+def _may_be_ours(path: str) -> bool:
+    """Whether this session may have made a file: one of an ordinary user makes no other user's."""
+    with suppress(OSError):
+        return os.geteuid() in (0, os.lstat(path).st_uid)
+    return True
 
 
 def _shared(person: Mapping[str, str]) -> Iterator[str]:

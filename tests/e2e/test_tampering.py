@@ -56,7 +56,8 @@ def decoy(path: Path) -> Path:
     """A file that no daemon may touch, outside of the state directory."""
     state = next(parent for parent in path.parents if parent.name == "state")
     found = state.with_name("decoy")
-    found.touch(0o640)
+    found.touch()
+    found.chmod(0o640)
     return found
 
 
