@@ -235,53 +235,6 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
         ("[prices.'']", 'prices."": a name of 1 to 256 characters is expected'),
         (f"[prices.{'m' * 257}]", f"prices.{'m' * 193}: a name of 1 to 256 characters is expected"),
         (
-            "[gateway.upstreams.a]\nurl = 'https://x/'\napi = 'gemini'",
-            (
-                "gateway.upstreams.a.url = 'https://x/': "
-                "allowed is a URL that begins with http:// or https://"
-            ),
-        ),
-        *(
-            (
-                f"[gateway.upstreams.a]\napi = 'gemini'\nurl = '{url}'",
-                f"gateway.upstreams.a.url = '{shown}': allowed is a URL that",
-            )
-            for url, shown in (
-                ("http://[::1", "http://[::1"),
-                ("http://[x]", "http://[x]"),
-                ("http://a:99999", "http://a:99999"),
-                ("http://a:0/v1", "http://a:0/v1"),
-                ("http://a b", "http://a b"),
-                ("http://a/b c", "http://a/b c"),
-                ("http://:80", "http://:80"),
-                ("http://u:p@w@a", "http://…@a"),
-            )
-        ),
-        (
-            "[gateway.upstreams.a]\nurl = 'https://x'\napi = 'gemini'\nkey_env = 'sk-1'",
-            "gateway.upstreams.a.key_env = '…': allowed is",
-        ),
-        (
-            "[gateway.upstreams.'a/b']\nurl = 'https://x'\napi = 'gemini'",
-            'gateway.upstreams."a/b": an upstream\'s name has only',
-        ),
-        (
-            "[gateway.upstreams.run]\nurl = 'https://x'\napi = 'gemini'",
-            "gateway.upstreams.run: an upstream's name has only",
-        ),
-        (
-            "[gateway]\nmodels = ['']",
-            "gateway.models = ['']: allowed is a list of names in which * stands",
-        ),
-        ("[gateway.upstreams.a]\nurl = 'https://x'", "gateway.upstreams.a.api is missing"),
-        (
-            (
-                "[gateway.upstreams.a]\nurl = 'https://x'\napi = 'gemini'\nkey_env = "
-                "'K'\nkey_file = '/k'"
-            ),
-            "gateway.upstreams.a.key_file = '/k': allowed is \"off\" beside key_env (",
-        ),
-        (
             "[agents.a]",
             (
                 "agents.a.command is missing: allowed is a list of texts: "
@@ -402,9 +355,6 @@ output_mtok = 8.5
 input_mtok = 0
 output_mtok = 0
 cached_mtok = 'off'
-[gateway.upstreams.own]
-url = 'https://own.example'
-api = 'openai-chat'
 [groups.night]
 slots = 2
 """
@@ -450,11 +400,6 @@ def test_files_are_merged_below_a_name_too(tmp_path: Path) -> None:
         str(user),
     )
     assert list(loaded.config.groups) == ["night", "day"]
-    missing = write(tmp_path / "missing.toml", "[gateway.upstreams.other]\napi = 'gemini'")
-    with pytest.raises(
-        ConfigError, match=r"missing\.toml: gateway\.upstreams\.other\.url is missing"
-    ):
-        load([system, missing])
 
 
 def test_built_in_programs_and_those_of_a_file(tmp_path: Path) -> None:

@@ -17,10 +17,11 @@ from msgspec.structs import replace
 
 from sfad.agents import setup_reader
 from sfad.agents.setup_reader import Root, SetupReader, TreeSetups
-from sfad.daemon.loop import runtime, starting
+from sfad.daemon.loop import starting
 from sfad.daemon.server.asker import Asker
 from sfad.daemon.server.server import Server
 from sfad.daemon.server.shares import PeerGroups
+from sfad.features.gateway import part
 from sfad.protocol import messages as m
 from sfad.protocol.types import ErrorCode
 from tests.harness import PATIENCE, until
@@ -54,7 +55,7 @@ def settings_held_back() -> Iterator[Event]:
         return TreeSetups()
 
     with (
-        patch.object(runtime, "SetupReader", partial(SetupReader, find)),
+        patch.object(part, "SetupReader", partial(SetupReader, find)),
         patch.object(setup_reader, "FILES_SECONDS", PATIENCE),
     ):
         try:
