@@ -19,7 +19,7 @@ import pytest
 from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.state.access import Peer
-from sfad.core.state.account import OpenReservation, Use
+from sfad.core.state.account import OpenReservation, Source, Use
 from sfad.core.state.money import NANOS
 from sfad.protocol.kinds import METERED_KINDS
 from sfad.protocol.types import Action, Limit, LimitKind, Role
@@ -162,6 +162,10 @@ class Walk:
             partial=self.dice.random() < 0.1,
         )  # fmt: skip
 
+    def told(self) -> Use:
+        """Return amounts without an estimate: only meters of what an agent prints estimate."""
+        return replace(self.amounts(), guessed_tokens=None, guessed_cost=None)
+
     # ---- steps
 
     def spawn(self) -> None:
@@ -250,11 +254,12 @@ class Walk:
     def use(self) -> None:
         if self.world.boxes:
             book = self.world.books[self.dice.choice(list(self.world.boxes))]
-            self.world.used(book, self.dice.choice(["stream", "stream", "gateway"]), self.amounts())
+            source: Source = self.dice.choice(["stream", "stream", "gateway"])
+            self.world.used(book, source, self.told() if source == "gateway" else self.amounts())
 
     def report(self) -> None:
         if (book := self.book()) is not None:
-            self.world.report(book, self.peer(), self.amounts())
+            self.world.report(book, self.peer(), self.told())
 
     def reserve(self) -> None:
         if (book := self.book()) is not None:
@@ -267,7 +272,7 @@ class Walk:
     def settle(self) -> None:
         if self.world.reservations:
             self.world.settle(
-                self.dice.choice(list(self.world.reservations)[-8:]), self.peer(), self.amounts()
+                self.dice.choice(list(self.world.reservations)[-8:]), self.peer(), self.told()
             )
 
     def level(self) -> None:
