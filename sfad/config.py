@@ -430,8 +430,9 @@ def entry_key(key: str, name: str) -> str:
 
 
 def _values(struct: Struct, prefix: str) -> Iterator[tuple[str, Any]]:
-    for name in struct.__struct_fields__:
-        value = getattr(struct, name)
+    values = {name: getattr(struct, name) for name in struct.__struct_fields__}
+    # as in a file: what is in a table below comes after the keys of a section
+    for name, value in sorted(values.items(), key=lambda each: isinstance(each[1], Struct | dict)):
         if isinstance(value, Struct):
             yield from _values(value, f"{prefix}{name}.")
         elif isinstance(value, dict):
