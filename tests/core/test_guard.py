@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,8 +11,9 @@ from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.state.access import FULL, AccessRules, Peer
 from sfad.core.state.run import Birth, run_id
-from sfad.protocol.types import Bound, Claim, Refusal, Rule, Status
+from sfad.protocol.types import Claim, Refusal, Rule, Status
 
+from .policies import changed
 from .transcript import ANN, BOB, Transcript, bound, inside
 from .transcript import seconds as limit
 
@@ -697,6 +697,6 @@ def test_what_was_made_of_a_request_counts_for_nobody_else_and_for_one_policy() 
     assert two == structs.replace(one, id=two.id, number=two.number)
     assert two.number == one.number + 1
     assert (other.user, other.uid) == (BOB.user, BOB.uid)
-    policy = replace(t.machine.policy, max_depth=Bound(value=3, source="here"))
+    policy = changed(t.machine.policy, max_depth=3)
     t.machine.handle(e.Reconfigured(t.at, policy))
     assert born(ANN).max_depth.value == 3

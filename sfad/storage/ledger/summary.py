@@ -387,6 +387,7 @@ def _elsewhere(info: RunInfo, missing: Collection[str]) -> bool:
 _GATED_USAGE = '{"gateway"'
 _CHOSEN = (
     "number, id, status, name, user, type, model, cost_usd, tokens, partial, at_most, plans, "
+    "iif(checks IS NULL, NULL, 1) AS checks, "
     f"continues, continued_by, substr(usage, 1, {len(_GATED_USAGE)}) AS usage, "
     f"iif(status IN ({', '.join(repr(status.value) for status in FAILED)}), reason, NULL) AS reason"
 )
