@@ -6,7 +6,6 @@ written once, as a field of a section below: its range is in the type, and docs/
 describes it.
 """
 
-import dataclasses
 import json
 import os
 import re
@@ -14,7 +13,6 @@ import stat
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
@@ -242,8 +240,8 @@ def _both(hearts: Any, own: Any) -> Any:
     return _with(hearts, [(each.name, each.type, _default(each)) for each in fields])
 
 
-def _default(field: msgspec.structs.FieldInfo) -> Any:
-    if field.default_factory is msgspec.NODEFAULT:
+def _default(field: Any) -> Any:
+    if field.default is not msgspec.NODEFAULT:
         return field.default
     return msgspec.field(default_factory=field.default_factory)
 
@@ -253,8 +251,7 @@ Whole = _with(Configuration, _sections())
 ARRAYS = {section.key for section in SECTIONS if section.array}
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
+class Loaded(Struct, frozen=True):
     """A configuration, and where each of its values comes from."""
 
     config: Configuration
@@ -262,14 +259,13 @@ class Loaded:
     files: list[Path]
     strongest: Path | None = None
     """The file whose values win. It may not exist; a value that no file sets belongs in it."""
-    contents: list[bytes] = dataclasses.field(default_factory=list)
+    contents: list[bytes] = msgspec.field(default_factory=list)
     """What is in each of `files`."""
     rejected: str | None = None
     """Why the files as they are now are not used, if this is the config of an earlier daemon."""
 
 
-@dataclass(frozen=True, slots=True)
-class _FileValues:
+class _FileValues(Struct, frozen=True):
     """What the files set, the strongest file's values in place of others'.
 
     `names` holds, for each table of named tables, the names in it and their files."""
@@ -430,9 +426,10 @@ def entry_key(key: str, name: str) -> str:
 
 
 def _values(struct: Struct, prefix: str) -> Iterator[tuple[str, Any]]:
-    values = {name: getattr(struct, name) for name in struct.__struct_fields__}
-    # as in a file: what is in a table below comes after the keys of a section
-    for name, value in sorted(values.items(), key=lambda each: isinstance(each[1], Struct | dict)):
+    """Yield each key with its value, in the order of TOML: what is in a table comes before the
+    tables below it."""
+    values = [(name, getattr(struct, name)) for name in struct.__struct_fields__]
+    for name, value in sorted(values, key=lambda each: isinstance(each[1], Struct | dict)):
         if isinstance(value, Struct):
             yield from _values(value, f"{prefix}{name}.")
         elif isinstance(value, dict):
