@@ -101,7 +101,7 @@ _MEMBERS = {
     "fleet": {
         "drain": "Place no more runs on a node",
         "forget": "Give up the runs of this node on another one that will not come back",
-        "nodes": "List the nodes of the fleet, with their versions",
+        "nodes": "List the nodes of the fleet, and what each lacks that is not ready",
         "status": "Show this node's place in the fleet",
     },
     "hooks": {

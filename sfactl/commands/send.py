@@ -26,7 +26,7 @@ def send(
         bool, flag("Type MESSAGE into the run's terminal; <Enter>, <C-c>, <Up> and others are keys")
     ] = False,
 ) -> None:
-    """Write to the stdin of a run started with --stdin, or type into a run's terminal.
+    """Write to the stdin of a run started with --stdin, or type into its terminal.
 
     A newline is added to MESSAGE. Without MESSAGE, or with -, stdin is copied unchanged.
 

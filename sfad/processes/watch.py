@@ -455,7 +455,7 @@ class OwedEvents:
             return False
 
     def _empty(self, run: LaunchedRun, poll: int | None = None) -> bool:
-        if run.main is not None or (run.children and run.has_main()):
+        if run.main is not None or run.in_program or (run.children and run.has_main()):
             return False
         try:
             return not self._populated(run, poll)

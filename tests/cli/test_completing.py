@@ -59,7 +59,7 @@ def runs(shared: World) -> World:
 
 ALL_OF_SPAWN = {
     f"--{name.replace('_', '-')}" for name in spawn_options.SpawnOptions.__struct_fields__
-} - {"--command", "--agent"}
+} - {"--command", "--agent"} | {"--count"}
 
 LINES: dict[str, set[str]] = {
     "sfactl ": {*verbs.known(), "ps"},

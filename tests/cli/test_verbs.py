@@ -110,7 +110,7 @@ def test_stop_by_id_name_label_and_all(daemon: World) -> None:
     by_label = daemon.spawn("--label", "k=v", "--", "sleep", "60")
     other = daemon.spawn("--", "sleep", "60")
     found = daemon.json("stop", by_id, "--name", "n", "--label", "k=v")
-    assert set(found) == {"stopped", "survivors", "elapsed_s", "ended"}
+    assert set(found) == {"stopped", "survivors", "elapsed_s", "ended", "unreached"}
     assert daemon.json("stop", by_id)["ended"] == [by_id]
     assert daemon.status(other) == "running" or set(found["stopped"]) == {by_id}
     daemon.sfactl("stop", by_name, by_label, code=None)

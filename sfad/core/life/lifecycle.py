@@ -232,7 +232,7 @@ def _told(run: Run) -> str:
     """Return why a run has ended, how it was checked, and what its end has stopped."""
     reason = run.ending.reason if run.ending is not None else None
     stopped = run.stopped_children
-    if reason is None and stopped is None:
+    if reason is None and stopped is None and not run.asked.stages:
         return ""
     told = [
         told_of_checks(run) if run.asked.stages and run.status is Status.COMPLETED else "",
