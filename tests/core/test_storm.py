@@ -39,7 +39,7 @@ from .test_machine_stateful import (
 from .transcript import ANN
 
 STEPS = 120
-WALKS = range(40)
+WALKS = range(80)
 EVERY_ACTION = [None, *ACTIONS, Action.PAUSE, Action.REQUEST_INCREASE]
 
 INVARIANTS = [

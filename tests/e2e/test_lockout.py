@@ -61,10 +61,10 @@ def owner_stops(daemon: Daemon, run: str, before: int) -> None:
     ("attack", "containment", "limit"),
     [
         ("silent", "cgroup", None),
-        ("silent", "tags", 64),
+        ("silent", "tags", 80),
         ("descriptors", "cgroup", 1024),
-        ("descriptors", "tags", 64),
-        ("children", "cgroup", 64),
+        ("descriptors", "tags", 80),
+        ("children", "cgroup", 80),
         ("children", "tags", 1024),
     ],
 )
@@ -77,7 +77,7 @@ def test_an_agent_that_takes_descriptors(
     before = daemon.descriptors()
     run, said = attacked(daemon, attack, "--max-descendants", "1000")
     if attack == "silent":
-        # of 64, what the daemon has open for a moment may take the last ones before its share is
+        # of 80, what the daemon has open for a moment may take the last ones before its share is
         # full
         few = limit is not None and f"of {limit} descriptors are left" in said["why"]
         assert f"run {run} would have" in said["why"] or few
