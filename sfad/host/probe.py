@@ -17,8 +17,7 @@ import time
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-
-from msgspec import Struct
+from typing import NamedTuple
 
 from .linux.process_events import ExecEvents
 
@@ -32,7 +31,7 @@ PIDFD_GET_INFO_64 = 0xC040FF0B
 PR_GET_CHILD_SUBREAPER = 37
 
 
-class Cgroups(Struct, frozen=True):
+class Cgroups(NamedTuple):
     """Where runs can be contained, and what the kernel can do there."""
 
     mount: str | None

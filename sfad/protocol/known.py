@@ -92,6 +92,7 @@ KNOWN_PROGRAMS: dict[str, KnownProgram] = {
             ".local/state/opencode",
             ".cache/opencode",
         ),
+        addresses=("OPENCODE_CONFIG_CONTENT",),
         retries_silently=True,
     ),
     "qwen": KnownProgram(

@@ -2,13 +2,11 @@
 that does not answer."""
 
 import os
-import pwd
 import stat
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cache
 from itertools import islice
 from typing import NamedTuple, Protocol
 
@@ -125,15 +123,6 @@ def _closing(descriptor: int) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-@cache
-def home_of(uid: int) -> str:
-    """Return the home directory of a user, or nothing if the system knows no such user."""
-    try:
-        return pwd.getpwuid(uid).pw_dir
-    except KeyError:
-        return ""
 
 
 # ---- What keeps the sessions of a program

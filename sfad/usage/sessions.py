@@ -36,7 +36,7 @@ from ..host.tasks import in_thread
 from ..processes import kernel, observed
 from ..protocol.types import RunId
 from .session_database import DatabaseStore
-from .session_files import FileStore, Store, TooMany, home_of
+from .session_files import FileStore, Store, TooMany
 
 # ---- Reads the session of one attempt, in a thread
 
@@ -203,9 +203,7 @@ class Session:
         return min(LOOK_EVERY, max(LOOK_SOON, age / 200)) if waits else LOOK_EVERY
 
     def _search(self, session: str | None) -> SessionSearch:
-        # a program without HOME asks the system, too
-        env = self.env if self.env.get("HOME") else {**self.env, "HOME": home_of(self.uid)}
-        return SessionSearch(env, os.path.realpath(self.cwd), self.began, session)
+        return SessionSearch(self.env, os.path.realpath(self.cwd), self.began, session)
 
 
 def _merged(readings: list[Reading], *, final: bool) -> Iterator[Reading]:

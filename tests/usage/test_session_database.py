@@ -197,15 +197,6 @@ def test_the_variables_say_where_it_is(user: Opencode, tmp_path: Path) -> None:
     assert look(user.session(XDG_DATA_HOME=str(tmp_path))) == ()
 
 
-def test_a_program_without_home_is_looked_for_where_the_system_says(
-    user: Opencode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sfad.usage.sessions.home_of", {os.getuid(): str(user.home)}.get)
-    user.begin("ses_1")
-    user.say("ses_1", ends(500))
-    assert tokens(user.session(HOME="")) == [(500, 11)]
-
-
 def test_a_look_makes_no_file_and_takes_no_lock_that_a_writer_waits_for(user: Opencode) -> None:
     session = user.session()
     user.begin("ses_1")
