@@ -19,10 +19,10 @@ import pytest
 from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.state.access import Peer
-from sfad.core.state.account import OpenReservation, Source, Use
+from sfad.core.state.account import OpenReservation, Use
 from sfad.core.state.money import NANOS
 from sfad.protocol.kinds import METERED_KINDS
-from sfad.protocol.types import Action, Limit, LimitKind, Role
+from sfad.protocol.types import Action, Limit, LimitKind, Role, Source
 from tests.core.asking import asked_for, replaced
 from tests.core.policies import policy
 from tests.tiers import sampled
