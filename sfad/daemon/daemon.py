@@ -460,12 +460,23 @@ class Daemon(Struct):
         await trio.sleep_until(self.runtime.machine.drained_at(trio.current_time()) + DRAIN_SPARE)
         if self.drained.is_set():
             return
-        self.left = sorted(self.runtime.catalogue.live)
-        runs = ", ".join(self.left)
-        self.log.error(
-            "ending, though processes cannot be killed; "
-            f"their runs are left to the next daemon: {runs}"
-        )
+        live = self.runtime.catalogue.live
+        elsewhere = [
+            each.id
+            for each in (live[name].run for name in sorted(live))
+            if each.remote is not None or each.waits_for_unreached
+        ]
+        self.left = sorted(live.keys() - set(elsewhere))
+        if elsewhere:
+            self.log.warning(
+                "ending before other nodes have answered; what runs there ends with its lease at "
+                f"the latest, and is left to the next daemon: {', '.join(elsewhere)}"
+            )
+        if self.left:
+            self.log.error(
+                "ending, though processes cannot be killed; "
+                f"their runs are left to the next daemon: {', '.join(self.left)}"
+            )
         self.drained.set()
 
     async def _reexecute(self) -> None:
