@@ -99,9 +99,15 @@ def test_a_tree_over_three_nodes(fleet: Daemons, tmp_path: Path) -> None:
         assert {row["root_id"] for row in rows.values()} == {ids["a"]}
         assert [row["depth"] for row in rows.values()] == [0, 1, 2]
         assert "never started" not in fleet["n1"].sfactl("tree", "--fleet").stdout
-        below = json.loads(
-            fleet["n3"].sfactl("list", "--fleet", "--json", "--root", ids["b"]).stdout
-        )["runs"]
+
+        def told() -> list[dict[str, Any]] | None:
+            """Return what is told once each node has answered within its bound."""
+            found = json.loads(
+                fleet["n3"].sfactl("list", "--fleet", "--json", "--root", ids["b"]).stdout
+            )
+            return None if found["unanswered"] else found["runs"]
+
+        below = wait_until(told, "each node answers")
         assert {row["id"] for row in below if row["status"] == "running"} == {ids["b"], ids["c"]}
         drawn = fleet["n2"].sfactl("tree", "--fleet", ids["a"], "--live").stdout
         assert [name in drawn for name in ids.values()] == [True] * 3
