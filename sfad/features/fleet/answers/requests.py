@@ -368,8 +368,8 @@ class FleetClient:
                 without=[node for node in self._nodes.names if node not in begins],
             )
             unanswered |= failed
-            for node, each in pages.items():
-                found.setdefault(node, {}).update({run.id: run for run in each.runs})
+            for other, each in pages.items():
+                found.setdefault(other, {}).update({run.id: run for run in each.runs})
             begins = {node: each.next for node, each in pages.items() if each.next is not None}
         told = {node: m.RunList(id=0, runs=list(runs.values())) for node, runs in found.items()}
         whole = page_of(told, dict.fromkeys(told, ""), self._names, first=True)
