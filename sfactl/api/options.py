@@ -27,51 +27,28 @@ number is in the unit of the kind; a text is what follows `KIND=` on the command
 action behind a colon."""
 
 
-class StartOptions(TypedDict, total=False):
-    """Options of `spawn`, by keyword. Each has the meaning of the option of `sfactl spawn` that is
-    named so, where no other is given here."""
+class AdmitOptions(TypedDict, total=False):
+    """Options of `admit` and `spawn`, by keyword. Each has the meaning of the option of `sfactl
+    spawn` that is named so, where no other is given here."""
 
-    name: str
-    """The agent's name, which the loop rule compares. Default: from the command."""
     kind: Literal["agent", "skill"]
     type: str
     """Kind of work: `developer`, `qa`, … have a profile of limits."""
     limits: Limits
     on_limit: str
-    """Action of limits that name none."""
+    """Action of limits that name none. For `admit` also `terminate_process`: a stop of the run ends
+    this process, by SIGTERM, and SIGKILL after the grace."""
     timeout: float | str
     """Limit of time: seconds, or a text such as `20m`."""
-    meter: str
-    """How the use is read; `report` if the agent reports it."""
     gateway: bool
     """False: leave the gateway out."""
     models: Sequence[str]
     """Patterns of the models that it may call (`--model-allow`)."""
-    cwd: str | os.PathLike[str]
-    env: Mapping[str, str]
-    """Variables beside those of this process."""
-    worktree: str | bool
-    """Work in a new git worktree: on a branch of this name, or on `sfad/NAME-ID` if true."""
-    worktree_of: str
     labels: Mapping[str, str]
     channel: str
-    attempts: int
-    retry_delay: float
-    """Seconds."""
-    resume: bool
     grace: float
     """Seconds."""
-    stdin: bool
-    """Keep its stdin open for `Run.send`."""
-    log: bool
-    """False: keep no output."""
     on_end: str
-    check: Sequence[str]
-    """Commands that have to succeed after it."""
-    check_timeout: float | str
-    setup: str
-    at: datetime
-    terminal: bool
     queue: bool
     """False: refuse the run instead of waiting for a slot."""
     after: Sequence[str]
@@ -87,6 +64,35 @@ class StartOptions(TypedDict, total=False):
     deny: Sequence[str]
     allow_tools: Sequence[str]
     block_tools: Sequence[str]
+
+
+class StartOptions(AdmitOptions, total=False):
+    """Options of `spawn`: those, and what only a process has."""
+
+    name: str
+    """The agent's name, which the loop rule compares. Default: from the command."""
+    meter: str
+    """How the use is read; `report` if the agent reports it."""
+    cwd: str | os.PathLike[str]
+    env: Mapping[str, str]
+    """Variables beside those of this process."""
+    worktree: str | bool
+    """Work in a new git worktree: on a branch of this name, or on `sfad/NAME-ID` if true."""
+    worktree_of: str
+    attempts: int
+    retry_delay: float
+    """Seconds."""
+    resume: bool
+    stdin: bool
+    """Keep its stdin open for `Run.send`."""
+    log: bool
+    """False: keep no output."""
+    check: Sequence[str]
+    """Commands that have to succeed after it."""
+    check_timeout: float | str
+    setup: str
+    at: datetime
+    terminal: bool
     isolate: Literal["on", "net"]
     egress: Sequence[str]
     writable: Sequence[str]
@@ -95,37 +101,6 @@ class StartOptions(TypedDict, total=False):
     """Execute it on a node of the fleet that has room for it."""
     on: Sequence[str]
     """Nodes, or labels of nodes as `gpu=yes`."""
-
-
-class AdmitOptions(TypedDict, total=False):
-    """Options of `admit`, by keyword, with the meaning that they have for `spawn`."""
-
-    kind: Literal["agent", "skill"]
-    type: str
-    limits: Limits
-    on_limit: str
-    """Action of limits that name none; or `terminate_process`: a stop of the run ends this
-    process, by SIGTERM, and SIGKILL after the grace."""
-    timeout: float | str
-    gateway: bool
-    models: Sequence[str]
-    labels: Mapping[str, str]
-    channel: str
-    grace: float
-    on_end: str
-    queue: bool
-    after: Sequence[str]
-    group: str
-    priority: int
-    detach: bool
-    max_depth: int
-    max_descendants: int
-    leaf: bool
-    nested: bool
-    allow: Sequence[str]
-    deny: Sequence[str]
-    allow_tools: Sequence[str]
-    block_tools: Sequence[str]
 
 
 SOURCE = "spawn()"
