@@ -13,7 +13,7 @@ import pytest
 from sfad.history import History
 from sfad.protocol import messages as m
 from sfad.protocol.types import ErrorCode, Status
-from sfad.storage.ledger.database import LedgerError, LedgerTooNew
+from sfad.storage.ledger.database import LedgerError, LedgerUnknown
 from sfad.storage.ledger.opening import open_past
 from sfad.storage.ledger.schema import VERSION, version_of
 from tests.cli.night import ROWS, fill
@@ -106,7 +106,7 @@ def test_a_ledger_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "ledger.db").write_bytes(b"no ledger at all" * 100)
     with pytest.raises(LedgerError, match="is not a database"):
         open_past(tmp_path)
-    assert issubclass(LedgerTooNew, LedgerError)
+    assert issubclass(LedgerUnknown, LedgerError)
 
 
 def test_nothing_is_created_in_an_empty_directory(tmp_path: Path) -> None:
