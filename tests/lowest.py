@@ -30,14 +30,15 @@ TESTS = (
 def main() -> int:
     """Return the exit code of the tests."""
     python, wanted = VENV / "bin" / "python", VENV / "requirements.txt"
-    uv = [sys.executable, "-m", "uv", "--quiet", "pip"]
-    for words in (
+    uv: list[str | Path] = [sys.executable, "-m", "uv", "--quiet", "pip"]
+    commands: list[list[str | Path]] = [
         [sys.executable, "-m", "venv", VENV],
         [*uv, "compile", "--resolution", "lowest-direct", "--extra", "test", "--python", python,
          "--output-file", wanted, "pyproject.toml"],
         [*uv, "install", "--python", python, "--requirement", wanted],
         [*uv, "install", "--python", python, "--no-deps", "--editable", "."],
-    ):  # fmt: skip
+    ]  # fmt: skip
+    for words in commands:
         subprocess.run(words, cwd=ROOT, check=True)
     return subprocess.run(
         [python, "-m", "pytest", "--tier", "fast", "-q", "-n", "2", *(sys.argv[1:] or TESTS)],

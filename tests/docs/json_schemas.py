@@ -261,7 +261,7 @@ def put_together(name: str, *parts: type, without: Iterable[str] = (), **more: A
         known = getattr(kind, "__struct_fields__", hints)
         left_out = {*without, *(Reply.__struct_fields__ if issubclass(kind, Reply) else ())}
         fields |= {field: hints[field] for field in known if field not in left_out}
-    return TypedDict(name, fields | more)  # type: ignore[operator, misc]
+    return TypedDict(name, fields | more)  # type: ignore[operator]
 
 
 def content(kind: type[Struct]) -> Any:
@@ -269,9 +269,9 @@ def content(kind: type[Struct]) -> Any:
     return put_together(f"{kind.__name__}Content", kind)
 
 
-INFO = put_together("Info", RunInfo, InfoMore)
-ROW = put_together("Row", RunInfo, WithNode)
-AGENT = put_together("Agent", AgentInfo, AgentMore)
+INFO: Any = put_together("Info", RunInfo, InfoMore)
+ROW: Any = put_together("Row", RunInfo, WithNode)
+AGENT: Any = put_together("Agent", AgentInfo, AgentMore)
 STOPPED = content(m.Stopped)
 
 VERBS: dict[str, tuple[Any, ...]] = {
@@ -286,7 +286,7 @@ VERBS: dict[str, tuple[Any, ...]] = {
     "session send": (MessageSent,),
     "session spawn": (SessionView, Refused),
     "session stop": (STOPPED,),
-    "agents": (TypedDict("Agents", {"agents": list[AGENT]}), AGENT),
+    "agents": (put_together("Agents", agents=list[AGENT]), AGENT),
     "list": (put_together("Runs", ListMore, runs=list[ROW]),),
     "tree": (Tree,),
     "info": (INFO,),

@@ -81,9 +81,7 @@ def test_what_verbs_print_is_valid(start: Any) -> None:
 
     told("run", "--label", "team=blue", "--", "true")
     told("run", "--max-depth", "5", "--", "sh", "-c", "exit 3", code=3)
-    long = told("spawn", "--name", "long", "--limit", "cost=1", "--stdin", "--", "cat")[
-        "id"
-    ]
+    long = told("spawn", "--name", "long", "--limit", "cost=1", "--stdin", "--", "cat")["id"]
     told("spawn", "--after", long, "--", "true")
     told("send", long, "hello")
     told("pause", long)

@@ -67,6 +67,6 @@ def _struct(info: inspect.StructType, within: tuple[type, ...]) -> Any:
 
 
 @cache
-def message(kind: type[msgspec.Struct]) -> msgspec.Struct:
+def message(kind: type[Any]) -> Any:
     """Return a message of a type."""
     return msgspec.convert(sample(kind), kind)
