@@ -106,9 +106,15 @@ def results(daemon: Daemon, run: str) -> list[dict[str, Any]]:
 
 
 def gateway(daemon: Daemon) -> tuple[int, int]:
-    """Return the gateway's pid and port."""
-    record = json.loads((daemon.state_dir / "gateway.json").read_text())
-    return record["pid"], record["port"]
+    """Return the gateway's pid and port. The daemon serves a moment before its gateway starts: the
+    pid is 0 until then."""
+
+    def record() -> dict[str, int]:
+        found: dict[str, int] = json.loads((daemon.state_dir / "gateway.json").read_text())
+        return found if found["pid"] else {}
+
+    found = wait_until(record, "there is a gateway")
+    return found["pid"], found["port"]
 
 
 def killed_gateway(daemon: Daemon) -> None:
