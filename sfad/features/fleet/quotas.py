@@ -50,6 +50,8 @@ class SharedQuotas:
         self._parts: dict[Quota, Part] = {}
         self._idle: dict[Quota, float] = {}
         """Since when nothing needs what this node has left of a quota."""
+        self._unheard: set[Quota] = set()
+        """Quotas of which this node has given some back, and the keeper has not answered so far."""
         self._told_at = -math.inf
         """When the keeper has told last what waits elsewhere."""
         self._number = 0
@@ -65,6 +67,7 @@ class SharedQuotas:
             return
         saved = self._values.decoded(PARTS, list[tuple[str, str, int]]) or []
         self._parts = {(key, user): Part(slots) for key, user, slots in saved}
+        self._unheard = set(self._parts)
         for place in [key for key in self._values.items if key.startswith(GIVEN)]:
             for key, user, number, has in self._values.decoded(place, SavedGiven) or []:
                 self._book.put((key, user), place.removeprefix(GIVEN), Holder(number, has))
@@ -100,21 +103,21 @@ class SharedQuotas:
     def _wanted(self) -> list[SlotsWanted]:
         """Return what to ask the keeper for; empty if nothing."""
         now, wants = trio.current_time(), self._machine.slots.wants()
-        is_fresh, found = self._is_fresh, []
-        for quota in wants.keys() | self._parts.keys():
+        is_fresh, found, idle = self._is_fresh, [], {}
+        for quota in wants.keys() | self._parts.keys() | self._unheard:
             use, part = wants.get(quota, Wants(0)), self._parts.get(quota, NO_PART)
             free = max(0, part.slots - use.used)
             needs = max(0, use.needs - free)
             comes_first = part.rival is None or (use.needs and use.priority >= part.rival)
-            if not free or (use.needs and comes_first):
-                self._idle.pop(quota, None)
-            idle_since = self._idle.setdefault(quota, now) if free and not use.needs else now
+            if free and not use.needs:
+                idle[quota] = self._idle.get(quota, now)
             kept = min(free, use.needs) if comes_first else 0
-            held = part.rival is None and not use.needs and now - idle_since < HOLD
+            held = part.rival is None and not use.needs and now - idle.get(quota, now) < HOLD
             if held or not (comes_first or is_fresh):
                 kept = free
             has = use.used + kept
-            if needs or has != part.slots or (free and not comes_first):
+            moves = has != part.slots or quota in self._unheard
+            if needs or moves or (free and not comes_first):
                 priority = use.priority if quota != ALL_USERS else 0
                 asked = use.needs - kept if needs or not comes_first else 0
                 found.append(
@@ -123,6 +126,7 @@ class SharedQuotas:
                         priority=priority, rival=part.rival,
                     )
                 )  # fmt: skip
+        self._idle = idle
         return sorted(found, key=lambda each: (each.key, each.user))
 
     @property
@@ -138,6 +142,7 @@ class SharedQuotas:
         }
         if lower:  # before it is told
             self._parts |= lower
+            self._unheard |= lower.keys()
             self._tell(self._trouble)
         self._number = max(self._number + 1, int(time.time() * 1_000_000))
         doubts = not self._is_fresh and any(each.rival is not None for each in wanted)
@@ -172,6 +177,7 @@ class SharedQuotas:
         self._told_at, before = trio.current_time(), dict(self._parts)
         for each in given:
             quota = each.key, each.user
+            self._unheard.discard(quota)
             if each.has or each.rival is not None:
                 self._parts[quota] = Part(each.has, each.rival)
             else:
