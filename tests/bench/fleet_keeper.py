@@ -1,8 +1,8 @@
 """How busy the keeper of a fleet is: `python -m tests.bench.fleet_keeper [NODES] [SECONDS]`.
 
 The keeper is a real daemon. All other nodes are simulated in this process: each asks it, on a
-connection of its own, for what a node asks in a minute in which two of its trees start and end. So
-what is printed is the CPU time of the daemon, which a busy machine does not change much."""
+connection of its own, for what a node asks in a minute in which one of its trees starts and ends.
+What is printed is the CPU time of the daemon."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ class Node:
         )
         ask = AskAllowances(id=1, node=self._name, number=1, wanted=[allowance])
         while True:
-            for needs in (1, 0, 1, 0):
+            for needs in (1, 0):
                 await self.slots(needs)
-                await trio.sleep(MINUTE / 4)
+                await trio.sleep(MINUTE / 2)
             ask = replace(ask, number=ask.number + 1)
             await self._ask(ask)
             await self._ask(ShareSubscriptions(id=1))
@@ -92,8 +92,8 @@ async def simulate(daemon: Daemon, count: int, seconds: float) -> None:
         async with trio.open_nursery() as nursery:
             for number in range(1, count + 1):
                 node = Node(f"n{number}", daemon, midnight)
-                nursery.start_soon(node.live, random.uniform(0, MINUTE / 4))
-            await trio.sleep(MINUTE / 4)  # all have begun
+                nursery.start_soon(node.live, random.uniform(0, MINUTE / 2))
+            await trio.sleep(MINUTE / 2)  # all have begun
             before, threads = process.cpu_times(), process.num_threads()
             await trio.sleep(seconds)
             after = process.cpu_times()
