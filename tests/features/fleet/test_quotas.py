@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from sfad.protocol import messages as m
 from sfad.protocol.types import After, Placing, RunInfo, Status
 from tests.harness import Daemon, started, wait_until
 from tests.paper_fleet import Fleet, fleet
-from tests.tiers import examples
+from tests.tiers import examples, variant
 
 CONFIG = """
 keeper = "n1"
@@ -87,6 +88,7 @@ def test_a_quota_bounds_all_nodes_together_and_priority_counts_over_them(nodes: 
     runs_soon(n2, more)
 
 
+@variant
 def test_a_group_bounds_all_nodes_and_a_lost_node_can_be_forgotten(nodes: Fleet) -> None:
     n2, n3 = nodes["n2"], nodes["n3"]
     one = start(n2, name="one", group="g")
@@ -98,6 +100,11 @@ def test_a_group_bounds_all_nodes_and_a_lost_node_can_be_forgotten(nodes: Fleet)
     n2.kill()
     n2.restart()  # it has what it had
     assert info(n2, one).status is Status.RUNNING
+    nodes["n1"].kill()
+    nodes["n1"].restart()  # the keeper knows what it has given
+    os.kill(n3.pid, signal.SIGUSR2)  # as at an upgrade
+    beside = start(n3, name="beside")
+    runs_soon(n3, beside)
     assert info(n3, two).status is Status.QUEUED
     nodes.cut("n2")
     assert nodes["n1"].sfactl("fleet", "forget", "n2").returncode == 0

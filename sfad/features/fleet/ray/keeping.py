@@ -101,6 +101,7 @@ class Keeper:
         signal.signal(signal.SIGTERM, self._end)
         # what Ray leaves behind becomes a child of this process
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self._tell()
         pause = PAUSE
         left = _left_by_others(str(self._lock))
         ray = next((each for each in left if _executes(each, self._words)), None)
@@ -112,7 +113,7 @@ class Keeper:
                 ray = self._start()
             began = time.monotonic()
             if ray is not None:
-                self._tell(ray)
+                self._tell(ray.pid)
                 while not self._ends:
                     with suppress(psutil.TimeoutExpired):
                         ray.wait(1.0)
@@ -142,8 +143,8 @@ class Keeper:
             return psutil.Popen(self._words, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         return None
 
-    def _tell(self, ray: psutil.Process) -> None:
-        pids = (os.getpid(), ray.pid)
+    def _tell(self, *ray: int) -> None:
+        pids = (os.getpid(), *ray)
         stats = [(pid, found.started) for pid in pids if (found := kernel.stat(pid)) is not None]
         os.ftruncate(self._held, 0)
         os.pwrite(self._held, " ".join(f"{pid} {started}" for pid, started in stats).encode(), 0)
