@@ -4,7 +4,12 @@
 Each node is a network namespace of this machine, with its own address, daemon, and Ray, which the
 daemon's keeper starts again. A part is broken for so many seconds. Meanwhile the questions of n1
 are timed; then the time is taken until all nodes are ready again. Each run writes a line when it
-starts, so that one that ran twice is seen."""
+starts, so that one that ran twice is seen.
+
+The nodes see each other's processes. So `ray start --head` refuses to start while raylets of the
+other nodes live, which on machines of their own it does not see: without a Redis, a head is back a
+minute after it went at the earliest, and with one only if its Ray is started by hand in a process
+namespace (`unshare --pid --fork`, and `mount -t proc proc /proc`)."""
 
 from __future__ import annotations
 

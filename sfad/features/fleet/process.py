@@ -129,6 +129,7 @@ class FleetProcess:
         while host and not self._fleet.is_connected:
             with suppress(OSError), trio.move_on_after(HEAD_WITHIN):
                 await (await trio.open_tcp_stream(host, int(port))).aclose()
+                self.trouble = None
                 return True
             self.trouble = f"the head of the cluster at {self._config.address} does not answer"
             await trio.sleep(PAUSE)
