@@ -5,7 +5,8 @@ from __future__ import annotations
 import resource
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from . import kernel
 
@@ -25,8 +26,7 @@ Rlimits = tuple[tuple[int, int], ...]
 """Soft and hard limit of each kind, by its number."""
 
 
-@dataclass(frozen=True, slots=True)
-class Credentials:
+class Credentials(Struct, frozen=True):
     uid: int
     gid: int
     groups: tuple[int, ...]

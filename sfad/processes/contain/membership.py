@@ -6,7 +6,6 @@ import resource
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
 from time import monotonic
@@ -14,6 +13,7 @@ from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 import psutil
+from msgspec import Struct
 
 from ...protocol.types import RunId
 from .. import kernel
@@ -232,8 +232,7 @@ def run_by_marks(
     return tags.get(one.tag) if one.tag is not None else None
 
 
-@dataclass(frozen=True)
-class MarkScan:
+class MarkScan(Struct, frozen=True, dict=True):
     """All living processes."""
 
     processes: Mapping[int, MarkedProcess]
