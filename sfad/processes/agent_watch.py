@@ -11,10 +11,10 @@ import re
 from collections.abc import Iterable
 from contextlib import suppress
 from itertools import islice
-from typing import NamedTuple
 
 import psutil
 import trio
+from msgspec import Struct
 
 from ..core.events import AgentProcess, AgentSeen
 from ..core.state.naming import agent_of, executed_word, only_tells
@@ -48,7 +48,7 @@ _MAX_ABOVE = 64
 """Ancestors of a process that are looked at."""
 
 
-class _Seen(NamedTuple):
+class _Seen(Struct, frozen=True):
     started: int
     program: str
     command: int

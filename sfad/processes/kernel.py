@@ -17,7 +17,8 @@ import struct
 import time
 from collections.abc import Collection, Iterator
 from contextlib import suppress
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from ..host.linux.time_namespace import offset_ns
 
@@ -36,7 +37,7 @@ RELEASE = tuple(int(number) for number in re.findall(r"\d+", platform.release())
 """Of Linux: the first two numbers."""
 
 
-class Stat(NamedTuple):
+class Stat(Struct, frozen=True):
     """From /proc/PID/stat. A process that outlives the daemon is known by its start in ticks, and
     the boot: psutil's `create_time` is a time of day, which moves with the clock, and the boot's is
     told in whole seconds.

@@ -45,7 +45,7 @@ MOST_TIME = 1 << 47
 _libc = ctypes.CDLL(None)
 
 
-class _Stamp(NamedTuple):
+class _Stamp(Struct, frozen=True):
     """What changes whenever a database is written to: of its file and of its log."""
 
     files: tuple[tuple[int, int, int], ...]

@@ -10,7 +10,7 @@ from functools import cached_property
 from operator import attrgetter
 from time import monotonic
 from types import MappingProxyType
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import psutil
 from msgspec import Struct
@@ -190,7 +190,7 @@ FOREIGN: RunId = ""
 """In the place of a run: a foreign process."""
 
 
-class MarkedProcess(NamedTuple):
+class MarkedProcess(Struct, frozen=True):
     """A process and the marks that it inherited."""
 
     process: psutil.Process

@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 from msgspec import Struct, field
 
@@ -153,7 +153,7 @@ class Transactions:
             self.connection.close()
 
 
-class _Seen(NamedTuple):
+class _Seen(Struct, frozen=True):
     """A directory as stat(2) shows it."""
 
     device: int
