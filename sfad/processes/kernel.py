@@ -17,8 +17,7 @@ import struct
 import time
 from collections.abc import Collection, Iterator
 from contextlib import suppress
-
-from msgspec import Struct
+from typing import NamedTuple
 
 from ..host.linux.time_namespace import offset_ns
 
@@ -37,7 +36,7 @@ RELEASE = tuple(int(number) for number in re.findall(r"\d+", platform.release())
 """Of Linux: the first two numbers."""
 
 
-class Stat(Struct, frozen=True):
+class Stat(NamedTuple):
     """From /proc/PID/stat. A process that outlives the daemon is known by its start in ticks, and
     the boot: psutil's `create_time` is a time of day, which moves with the clock, and the boot's is
     told in whole seconds.
