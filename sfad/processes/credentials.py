@@ -5,8 +5,7 @@ from __future__ import annotations
 import resource
 import struct
 from collections.abc import Iterable, Mapping
-
-from msgspec import Struct
+from dataclasses import dataclass
 
 from . import kernel
 
@@ -26,7 +25,9 @@ Rlimits = tuple[tuple[int, int], ...]
 """Soft and hard limit of each kind, by its number."""
 
 
-class Credentials(Struct, frozen=True):
+# no struct: helpers load this without msgspec
+@dataclass(frozen=True, slots=True)
+class Credentials:
     uid: int
     gid: int
     groups: tuple[int, ...]
