@@ -2,8 +2,9 @@
 that handles it."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple, assert_never
+from typing import assert_never
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from ..protocol.types import CallInfo, ErrorCode, Hold, RunId, Status
@@ -40,7 +41,7 @@ _FOLLOWED_UP = (
 _NOWHERE = "what places runs on other machines is not there, or cannot be loaded now; try again"
 
 
-class Components(NamedTuple):
+class Components(Struct, frozen=True):
     """What halves of features may use of the core."""
 
     context: Context

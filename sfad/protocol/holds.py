@@ -7,14 +7,14 @@ hold.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from msgspec import Struct
 
 from .types import Blocked
 
 Blocks = tuple[Blocked, ...]
 
 
-class HoldKind(NamedTuple):
+class HoldKind(Struct, frozen=True):
     blocks: Blocks
     """What a hold of this kind may block. The clock of the run stands, unless only calls wait."""
     means: str

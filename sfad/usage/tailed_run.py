@@ -5,10 +5,10 @@ import re
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import TypeVar
 
 import msgspec
+from msgspec import Struct, field
 
 from ..agents.counters import Meter, Reading
 from ..host.files import UNDECODABLE
@@ -128,8 +128,7 @@ _TO_BYTES = msgspec.msgpack.Encoder()
 _FROM_BYTES = msgspec.msgpack.Decoder(_SavedTail)
 
 
-@dataclass(slots=True, eq=False)
-class TailedRun:
+class TailedRun(Struct, eq=False, dict=True):
     """Nothing raises `OSError`. `seen(readings)`, `lost(message)`, `trouble(message)`: see `Tail`;
     `moved()`: its stdout is no longer where it was."""
 
@@ -148,7 +147,6 @@ class TailedRun:
     """Of its files at the last look."""
     sizes: dict[Suffix, int] = field(default_factory=dict)
     """Of each."""
-    times: WriteTimes = field(init=False)
     _inodes: dict[Suffix, int] = field(default_factory=dict)
     _taken: set[Suffix] = field(default_factory=set)
     """Files that have been told to be no longer where they were."""

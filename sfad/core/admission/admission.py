@@ -2,8 +2,8 @@
 they wait for have ended, and there is a slot."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from ...protocol.event_types import EventType
@@ -39,8 +39,7 @@ from .guard import MayStart, Question, first_refusal
 # an end means for them
 
 
-@dataclass(frozen=True, slots=True)
-class Awaiting:
+class Awaiting(Struct, frozen=True):
     _ctx: Context
     _stopping: Stopping
     waiters: dict[RunId, list[RunId]] = field(default_factory=dict)
@@ -157,8 +156,7 @@ class Awaiting:
 # or a type has set.
 
 
-@dataclass(frozen=True, slots=True)
-class Widening:
+class Widening(Struct, frozen=True):
     _ctx: Context
     _limit_enforcement: LimitEnforcement
 

@@ -3,8 +3,8 @@ nowhere; docs/states.md has the table of their kinds."""
 
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
-from typing import NamedTuple
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from ...protocol.holds import HOLDS
@@ -24,7 +24,7 @@ Moment = Callable[[float], datetime]
 """Returns the date of a time on the core's clock."""
 
 
-class CallsWait(NamedTuple):
+class CallsWait(Struct, frozen=True):
     """Model calls of a run that wait for their turn. Times are those of the core's clock."""
 
     calls: int

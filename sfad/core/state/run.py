@@ -8,7 +8,6 @@ takes no time if there is none.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from dataclasses import replace as dataclass_replace
 from functools import lru_cache
 from operator import attrgetter
 from signal import SIGINT
@@ -760,9 +759,7 @@ class Run(State):
             return
         self.misses_calls = True
         for source in OF_AGENT & self.account.sources.keys():
-            self.account.sources[source] = dataclass_replace(
-                self.account.sources[source], partial=True
-            )
+            self.account.sources[source] = replace(self.account.sources[source], partial=True)
 
     def adopt(self, pid: int | None) -> None:
         """Take the main process that an earlier daemon launched; `None`: it is not alive."""

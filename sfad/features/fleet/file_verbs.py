@@ -2,9 +2,9 @@
 that are answered on the node where a run executes."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from ...daemon.loop.seam import Answer
@@ -26,8 +26,7 @@ ANSWERED_THERE = (m.ReadOutput, m.Result, m.Send, FetchFiles, GetFiles)
 """Requests about a run that the node answers where it executes."""
 
 
-@dataclass(frozen=True, slots=True)
-class FileVerbs:
+class FileVerbs(Struct, frozen=True):
     _fleet: Fleet
     _shipping: Shipping
     _launcher: Launcher

@@ -2,9 +2,9 @@
 has granted to this node."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import trio
+from msgspec import Struct
 from msgspec.structs import replace
 
 from ...core.state.money import to_usd
@@ -48,8 +48,7 @@ DRAINED_WITHIN = 1.0
 """Seconds that Ray has to note that a node is drained."""
 
 
-@dataclass(frozen=True, slots=True)
-class FleetVerbs:
+class FleetVerbs(Struct, frozen=True):
     _config: FleetConfig
     _fleet: Fleet
     _process: FleetProcess
