@@ -1,9 +1,8 @@
 """What the kernel tells of processes and psutil does not, or not fast enough; and signals to
 exactly one process. Helpers execute this too, in an interpreter without psutil.
 
-`observed` asks psutil. `docs/architecture.md` names psutil's traps. `None` means gone, or not ours
-to see. Any other failure (no descriptor is free, no memory) is an `OSError`: it must not be taken
-for "gone".
+`observed` asks psutil, and names its traps. `None` means gone, or not ours to see. Any other
+failure (no descriptor is free, no memory) is an `OSError`: it must not be taken for "gone".
 """
 
 import errno
