@@ -4,6 +4,7 @@ reply. No I/O. It is of a feature, which may not be there."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from sfad.features.checks.messages import CheckFile, CheckFiles, CheckOutput, ReadCheck
 from sfad.protocol.requests.following import OutputPart
@@ -20,7 +21,7 @@ class Reading:
 
     def __init__(self, run: RunId, *, follow: bool, begin: int = 0) -> None:
         """`begin`: where to begin in each file, as in `ReadCheck.offset`."""
-        self.next: Call[CheckFiles] | Call[OutputPart] | None = self._list(run)
+        self.next: Call[Any] | None = self._list(run)
         self.waits = False
         """There is nothing new: it is to be asked after a pause."""
         self.run = run
