@@ -76,7 +76,7 @@ def info_of(
     if signs is not None and signs.heard is not None:
         more["last_heard_at"] = wall_clock() - timedelta(seconds=now - signs.heard)
         more["stopped"] = signs.is_stopped and run.status is Status.RUNNING
-    if asked.stages:
+    if asked.stages or run.remote is not None:
         if (doing := activity(run)) is not None:
             more["activity"], status = doing, _status(run)
         more["checks"] = checks_of(run)

@@ -16,7 +16,7 @@ from ..protocol.texts.redaction import redacted
 from ..protocol.texts.sanitise import clean
 from ..protocol.types import RunId
 from ..storage.output.files import SUFFIXES, TIMES, OutputFiles, Suffix
-from ..storage.output.reopened import Reopenings
+from ..storage.output.reopened import Reopenings, truncations
 from ..storage.output.times import WriteTimes
 from ..storage.output.truncated import Budget, NewestBytes, Truncation
 from .stdout import MeterPosition, StdoutMeter
@@ -229,11 +229,7 @@ class TailedRun(Struct, eq=False, dict=True):
                 return  # it has written nothing yet, as most runs to their end
             newest = self._newest[suffix] = NewestBytes(self.budget)
         try:
-            for earlier in reopened:
-                if (found := newest.look_back(*earlier)) is not None:
-                    self._save(suffix, found, self.limit)
-            found = newest.look(held, status, reopened=bool(reopened))
-            if found is not None:
+            for found in truncations(newest, held, status, reopened):
                 self._save(suffix, found, self.limit)
         except OSError as error:
             self.failed(error, "what it had written before it truncated its output is lost")

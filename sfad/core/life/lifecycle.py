@@ -232,10 +232,11 @@ def _told(run: Run) -> str:
     """Return why a run has ended, how it was checked, and what its end has stopped."""
     reason = run.ending.reason if run.ending is not None else None
     stopped = run.stopped_children
-    if reason is None and stopped is None and not run.asked.stages:
+    checked = run.status is Status.COMPLETED and (run.asked.stages or run.remote is not None)
+    if reason is None and stopped is None and not checked:
         return ""
     told = [
-        told_of_checks(run) if run.asked.stages and run.status is Status.COMPLETED else "",
+        told_of_checks(run) if checked else "",
         reason.message if reason is not None else "",
         stopped.message if stopped is not None else "",
     ]

@@ -22,9 +22,6 @@ from .messages import FetchFiles, FilesKept, FilesPacked, FilesPart, GetFiles, P
 from .node import NOT_JOINED, PASSED_ON, Fleet
 from .pace import UNKNOWN
 
-ANSWERED_THERE = (m.ReadOutput, m.Result, m.Send, FetchFiles, GetFiles)
-"""Requests about a run that the node answers where it executes."""
-
 
 class FileVerbs(Struct, frozen=True):
     _fleet: Fleet
@@ -109,7 +106,7 @@ class FileVerbs(Struct, frozen=True):
     def answer_there(self, asker: Asker, request: Any, run: RunInfo) -> bool:
         """Have the node answer where the run executes. The peer was permitted to ask."""
         place = run.fleet
-        if place is None or not place.run or not isinstance(request, ANSWERED_THERE):
+        if place is None or not place.run or not request.answered_there:
             return False
         node = place.node
         assert node is not None

@@ -323,6 +323,9 @@ class Giving(Struct, frozen=True):
             self._ctx.changed(run)
         elif state.id != remote.id:
             return
+        if state.checks != remote.checks:
+            remote.checks = state.checks
+            self._ctx.changed(run)
         if state.status.terminal:
             self._settle(run, state.used, state.admitted)
             if (state.code, state.signal) != (None, None):

@@ -309,6 +309,7 @@ class FetchFiles(Request, tag="fetch_files"):
     by `FilesPacked`; `wrong_state` if the run has no such files."""
 
     repeats = 1
+    answered_there = True
 
     run: str
     patch: bool = False
@@ -332,6 +333,7 @@ class GetFiles(Request, tag="get_files"):
     `FilesPart`."""
 
     repeats = 1
+    answered_there = True
 
     run: str
     name: str

@@ -908,5 +908,6 @@ def state_of(info: RunInfo) -> h.GrantState:
         cost=to_nanos(whole.cost_usd),
     )
     return h.GrantState(
-        info.status, info.id, used, info.descendants, info.reason, info.exit_code, info.signal
-    )
+        info.status, info.id, used, info.descendants, info.reason, info.exit_code, info.signal,
+        info.checks,
+    )  # fmt: skip
