@@ -260,12 +260,16 @@ class AgentSaid(OfRun, frozen=True):
 
 class LevelSeen(OfRun, frozen=True):
     """What the kernel tells of a run and its descendants: bytes of memory, or processes. Or for how
-    many seconds they gave no sign of life."""
+    many seconds they gave no sign of life, or the run waits for a person."""
 
     kind: LimitKind
     level: float
     refused: bool = False
     """The kernel has refused more, or killed for want of it."""
+    doing: str = ""
+    """What the run does meanwhile, as far as a feature knows: `waiting for a person`."""
+    over: bool = False
+    """It is over: the next level begins at zero."""
 
 
 class AgentProcess(NamedTuple):

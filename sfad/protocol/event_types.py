@@ -22,6 +22,7 @@ class EventType(Word):
     RUN_TIMEOUT = "run_timeout"
     RUN_CANCELLED = "run_cancelled"
     RUN_LOST = "run_lost"
+    RUN_WAITING = "run_waiting"
     RUN_REPEATING = "run_repeating"
     LIMIT_NEARING = "limit_nearing"
     LIMIT_EXCEEDED = "limit_exceeded"

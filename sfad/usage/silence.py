@@ -195,4 +195,5 @@ class SilenceWatch(Struct):
         left, pause = one.limit - silent, max(LEAST, one.limit / LOOKS)
         one.due = now + (min(left, pause) if left > 0 else pause)
         if silent >= self.nearing * one.limit:
-            self.feed(e.LevelSeen(now, run.id, LimitKind.SILENCE, silent, refused=False))
+            doing = "waiting for a person" if "waiting" in one.live.shown else ""
+            self.feed(e.LevelSeen(now, run.id, LimitKind.SILENCE, silent, doing=doing))

@@ -552,6 +552,7 @@ class Run(State):
         "birth",
         "chain",
         "children",
+        "doing",
         "id",
         "identity",
         "lineage_ids",
@@ -579,6 +580,8 @@ class Run(State):
         self.id, self.name, self.user, self.asked = birth.id, birth.name, birth.user, birth.asked
         self.identity = (birth.kind, birth.asked.identity.agent or birth.name)
         """What the loop rule compares."""
+        self.doing = ""
+        """As `events.LevelSeen` told it last."""
         self.parent = parent
         self.ancestors: tuple[Run, ...] = (*parent.ancestors, parent) if parent is not None else ()
         """Root first."""
