@@ -345,7 +345,7 @@ def _print_table(found: Found, options: ListOptions, *, of_fleet: bool) -> None:
     pages = filter(None, found.pages())
     first, second = next(pages, []), next(pages, None)
     if second is None:
-        first.sort(key=lambda run: run.waiting is None)
+        first.sort(key=lambda run: run.waiting is None and not run.approvals)
         rows = [[column.cell(run) for column in columns] for run in first]
         if options.sum_:
             rows.append(_sums(found, columns))

@@ -29,6 +29,12 @@ NEAR = 0.8
 
 def troubles(run: RunInfo, now: datetime, limit_share: float = NEAR) -> Iterator[str]:
     """Yield predicates: `cannot reach its model: the API answered 529 six times`."""
+    for each in run.approvals:
+        what = f"{each.tool} {' '.join(each.arguments.split())[:300]}"
+        yield (
+            f"asks for approval of {output.plain(what)} in {output.plain(each.cwd)}: "
+            f"sfactl approve {run.id} {each.call}, or sfactl deny {run.id} {each.call}"
+        )
     if run.waiting is not None:
         yield f"has waited for a person since {awaited_since(run.waiting, now)}"
     if run.api_silence is not None:
@@ -103,6 +109,14 @@ def of_live(runs: Sequence[RunInfo], now: datetime) -> Iterator[Waiting]:
                 _paused(run, who, hold, now)
                 for hold in held
                 if hold.kind not in ("plan", "ancestor")
+            )
+        elif run.approvals:
+            first = run.approvals[0].call
+            yield Waiting(
+                what="approval",
+                runs=[run.id],
+                message=f"{who} {next(iter(troubles(run, now)))}",
+                command=f"sfactl approve {run.id} {first}, or sfactl deny {run.id} {first}",
             )
         elif run.waiting is not None:
             yield Waiting(

@@ -342,6 +342,13 @@ class Did(OfRun, frozen=True):
     what: types.Event
 
 
+class PersonAsked(OfRun, frozen=True):
+    """A run asks a person for something, and its clock stands until it is answered. `words`: for
+    what, as a feature says; empty: for nothing any more."""
+
+    words: str
+
+
 class LimitsLearnt(At, frozen=True):
     """A feature has learnt about limits, which replaces what it had learnt before."""
 
@@ -498,7 +505,7 @@ OfLauncher = (
     | HandedOff
 )
 OfMeters = AgentSessionSaved | UseSeen | LevelSeen | ToolsCalled | AgentSaid
-OfRuns = OfLauncher | OfMeters | HeardOf | ClientBack | TimerFired | Did
+OfRuns = OfLauncher | OfMeters | HeardOf | ClientBack | TimerFired | Did | PersonAsked
 OfAgentsOnRuns = ReportRequested | ReserveRequested
 OfPeopleOnRuns = (
     PauseRequested | ResumeRequested | ApproveRequested | DenyRequested | LimitRequested

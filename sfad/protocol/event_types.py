@@ -23,6 +23,8 @@ class EventType(Word):
     RUN_CANCELLED = "run_cancelled"
     RUN_LOST = "run_lost"
     RUN_WAITING = "run_waiting"
+    APPROVAL_REQUESTED = "approval_requested"
+    APPROVAL_ANSWERED = "approval_answered"
     RUN_REPEATING = "run_repeating"
     LIMIT_NEARING = "limit_nearing"
     LIMIT_EXCEEDED = "limit_exceeded"

@@ -569,7 +569,7 @@ class Hold(Struct, frozen=True, kw_only=True, gc=False):
     """For `limit` and `approval`: the kind of limit."""
 
 
-class PersonAwaited(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class PersonAwaited(Struct, frozen=True, kw_only=True):
     """That a run waits for a person (docs/terminals.md#waiting-for-a-person)."""
 
     since: datetime
@@ -580,6 +580,18 @@ class PersonAwaited(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the program says."""
     screen: list[str] = []
     """The last lines of the screen then."""
+
+
+class Approval(Struct, frozen=True, kw_only=True):
+    """A call of a tool that an agent asks for (docs/approvals.md)."""
+
+    call: str
+    """`call-1`: counts up in its run."""
+    tool: str
+    arguments: str
+    """JSON, cut at 4 096 characters, without what looks like a secret."""
+    cwd: str
+    since: datetime
 
 
 class RunInfo(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -737,6 +749,8 @@ class RunInfo(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     command waits for a person."""
     waiting: PersonAwaited | None = None
     """With the activity `waiting`."""
+    approvals: tuple[Approval, ...] = ()
+    """Of a live run: the calls of tools that its agent asks a person for."""
     checks: tuple[Check, ...] = ()
     """What has to succeed before it is completed, in order."""
 

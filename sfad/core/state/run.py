@@ -549,6 +549,8 @@ class Run(State):
     __slots__ = (
         "ancestors",
         "asked",
+        "asked_at",
+        "asks",
         "birth",
         "chain",
         "children",
@@ -582,6 +584,10 @@ class Run(State):
         """What the loop rule compares."""
         self.doing = ""
         """As `events.LevelSeen` told it last."""
+        self.asks = ""
+        """What it asks a person for (`events.PersonAsked`)."""
+        self.asked_at: float | None = None
+        """Since when."""
         self.parent = parent
         self.ancestors: tuple[Run, ...] = (*parent.ancestors, parent) if parent is not None else ()
         """Root first."""
