@@ -427,6 +427,10 @@ class SpawnOptions(Struct, frozen=True):
     mcp: Annotated[
         bool, flag("Give the agent the tools that start subagents (docs/sessions.md)")
     ] = False
+    approvals: Annotated[
+        bool,
+        flag("Ask a person for each tool call that claude may not make (sfactl approve RUN CALL)"),
+    ] = False
 
 
 HEADINGS = {

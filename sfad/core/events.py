@@ -261,12 +261,16 @@ class AgentSaid(OfRun, frozen=True):
 
 class LevelSeen(OfRun, frozen=True):
     """What the kernel tells of a run and its descendants: bytes of memory, or processes. Or for how
-    many seconds they gave no sign of life."""
+    many seconds they gave no sign of life, or the run waits for a person."""
 
     kind: LimitKind
     level: float
     refused: bool = False
     """The kernel has refused more, or killed for want of it."""
+    doing: str = ""
+    """What the run does meanwhile, as far as a feature knows: `waiting for a person`."""
+    over: bool = False
+    """It is over: the next level begins at zero."""
 
 
 class AgentProcess(NamedTuple):
@@ -337,6 +341,13 @@ class Did(OfRun, frozen=True):
     """A feature has seen the run do something, which is published unless it was too often."""
 
     what: types.Event
+
+
+class PersonAsked(OfRun, frozen=True):
+    """A run asks a person for something, and its clock stands until it is answered. `words`: for
+    what, as a feature says; empty: for nothing any more."""
+
+    words: str
 
 
 class LimitsLearnt(At, frozen=True):
@@ -509,7 +520,7 @@ OfLauncher = (
     | HandedOff
 )
 OfMeters = AgentSessionSaved | UseSeen | LevelSeen | ToolsCalled | AgentSaid
-OfRuns = OfLauncher | OfMeters | HeardOf | ClientBack | TimerFired | Did
+OfRuns = OfLauncher | OfMeters | HeardOf | ClientBack | TimerFired | Did | PersonAsked
 OfAgentsOnRuns = ReportRequested | ReserveRequested
 OfPeopleOnRuns = (
     PauseRequested | ResumeRequested | ApproveRequested | DenyRequested | LimitRequested

@@ -215,7 +215,7 @@ class Machine:
     def holds(self, run: Run, now: float, moment: Moment) -> tuple[Hold, ...]:
         """Return why a live run waits at `now`, or calls of it."""
         calls = self._calls.wait_of(run.id) if self._calls.waiting else None
-        if calls is None and run.status is Status.RUNNING:
+        if calls is None and not run.asks and run.status is Status.RUNNING:
             return ()  # most runs, most of the time
         return holds_of(run, self.slots, calls, now, moment)
 
@@ -358,6 +358,8 @@ class Machine:
                 self._hand_offs.seen(run, event)
             case e.Did():
                 self._ctx.publish_at_will(run, event.what, event.at)
+            case e.PersonAsked():
+                self._lifecycle.person_asked(run, event.words, event.at)
             case e.UseSeen():
                 self._limit_enforcement.use_seen(run, event)
                 self._bypasses.look(run, event.at)

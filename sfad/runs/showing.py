@@ -66,7 +66,7 @@ def info_of(
     ended, exit_, sources = run.status.terminal, latest.exit, run.account.sources
     counts = run.clock.since is not None or run.limit_hold is not None
     elapsed = round(run.clock.elapsed(now), 3) if run.started_at is not None else None
-    more, status = dict(live.shown), run.status
+    more, status = {} if ended else dict(live.shown), run.status
     for name, shows in SHOWN:
         if (decided := getattr(live.parts, name)) is not None:
             more |= shows(decided, live)

@@ -59,6 +59,8 @@ def holds_of(
     if run.status in PHASES and run.status is not Status.STARTING:
         return ()
     found = [*_start(run, slots, now, moment), *_pauses(run, moment), *_above(run, moment)]
+    if run.asks:
+        found.append(_asks(run, moment))
     if calls is not None:
         found.append(_calls(run, calls, moment))
     return tuple(found)
@@ -76,7 +78,7 @@ def _hold(
         ends=spec.ends,
         since=None if since is None else moment(since),
         until=None if until is None else moment(until),
-        clock_stops=blocks != "call",
+        clock_stops=blocks != "call" or kind == "tool",
         command=command,
         limit_kind=limit_kind,
     )
@@ -240,6 +242,11 @@ def _above(run: Run, moment: Moment) -> Iterator[Hold]:
                 "ancestor", blocks, words, moment, above.paused.since,
                 command=f"sfactl why {above.id}",
             )  # fmt: skip
+
+
+def _asks(run: Run, moment: Moment) -> Hold:
+    command = f"sfactl approve {run.id} CALL, or sfactl deny {run.id} CALL"
+    return _hold("tool", "call", run.asks, moment, run.asked_at, command=command)
 
 
 def _calls(run: Run, calls: CallsWait, moment: Moment) -> Hold:

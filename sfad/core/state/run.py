@@ -548,9 +548,12 @@ class Run(State):
     __slots__ = (
         "ancestors",
         "asked",
+        "asked_at",
+        "asks",
         "birth",
         "chain",
         "children",
+        "doing",
         "id",
         "identity",
         "lineage_ids",
@@ -578,6 +581,12 @@ class Run(State):
         self.id, self.name, self.user, self.asked = birth.id, birth.name, birth.user, birth.asked
         self.identity = (birth.kind, birth.asked.identity.agent or birth.name)
         """What the loop rule compares."""
+        self.doing = ""
+        """As `events.LevelSeen` told it last."""
+        self.asks = ""
+        """What it asks a person for (`events.PersonAsked`)."""
+        self.asked_at: float | None = None
+        """Since when."""
         self.parent = parent
         self.ancestors: tuple[Run, ...] = (*parent.ancestors, parent) if parent is not None else ()
         """Root first."""
