@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 
 from sfad.protocol.texts.units import MOST_WHOLE, parse_whole
 from sfad.protocol.types import Bound, Claim
@@ -68,7 +69,11 @@ def variables(more: Mapping[str, str]) -> list[bytes]:
 
 
 def umask() -> int:
-    # umask(2) can only be read by setting it.
+    # umask(2) can only be read by setting it, which other threads of a program would notice
+    with suppress(OSError), open("/proc/self/status", "rb") as status:
+        for line in status:
+            if line.startswith(b"Umask:"):
+                return int(line.split()[1], 8)
     mask = os.umask(0o077)
     os.umask(mask)
     return mask

@@ -182,8 +182,7 @@ class Agent:
         self.daemon = daemon
         self.id = agency.run.id
         self.name = agency.run.name
-        self.outcome: Outcome | None = None
-        """How it has ended, once it has."""
+        self._outcome: Outcome | None = None
         self._attendant = attendant
         self._agency = agency
         self._on_stop = on_stop
@@ -199,7 +198,7 @@ class Agent:
     def _told(self) -> None:
         self._changed.set()
         stopped, on_stop = self._agency.stopped, self._on_stop
-        if stopped is not None and on_stop is not None and self.outcome is None:
+        if stopped is not None and on_stop is not None and self._outcome is None:
             self._on_stop = None
             on_stop(stopped)
 
@@ -212,6 +211,13 @@ class Agent:
         while not self._agency.began and self._agency.stopped is None:
             self._changed.wait()
             self._changed.clear()
+
+    @property
+    def outcome(self) -> Outcome:
+        """How it has ended. Raise `SfadError` before."""
+        if self._outcome is None:
+            raise SfadError(f"agent {self.id} has not ended", "live")
+        return self._outcome
 
     @property
     def stopped(self) -> AgentStopped | None:
@@ -262,7 +268,7 @@ class Agent:
             yield block[1]
         finally:
             self._narrowed.remove(block)
-            if self.outcome is None and self.stopped is None:
+            if self._outcome is None and self.stopped is None:
                 self.daemon.ask(narrow(self.id, None))
 
     def info(self) -> RunInfo:
@@ -289,13 +295,13 @@ class Agent:
     def end(self, failed: str | None = None) -> Outcome:
         """End it, and return how it has ended. `failed`: why it failed; it is completed otherwise,
         unless something else has ended it."""
-        if self.outcome is None:
+        if self._outcome is None:
             self._agency.ending = True
             with suppress(SfadError):  # it may have ended with its connection
                 self.daemon.ask(end(self.id, failed))
-            self.outcome = self.daemon.ask(asking.wait(self.id, None))
+            self._outcome = self.daemon.ask(asking.wait(self.id, None))
             self._attendant.forget(self.id)
-        return self.outcome
+        return self._outcome
 
     def __enter__(self) -> Agent:
         return self

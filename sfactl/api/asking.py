@@ -3,7 +3,9 @@ trio form carry the same calls out, each in its way."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import fnmatchcase
@@ -17,10 +19,13 @@ from sfad.protocol.requests.daemon import (
     AgentInfo,
     AgentList,
     Agents,
+    Change,
     DaemonInfo,
     DaemonStatus,
     Prune,
     Pruned,
+    Reload,
+    Reloaded,
 )
 from sfad.protocol.requests.following import EventPush, OutputPart, ReadOutput, Wait
 from sfad.protocol.requests.listing import Info, List, RunList
@@ -32,8 +37,8 @@ from sfad.protocol.requests.records import (
     Result,
     ResultText,
 )
+from sfad.protocol.requests.starting import Recall, Recalled, Spawn
 from sfad.protocol.requests.starting import Refused as StartRefused
-from sfad.protocol.requests.starting import Spawn
 from sfad.protocol.requests.steering import (
     Approve,
     ChangeLimits,
@@ -50,9 +55,12 @@ from sfad.protocol.requests.subscriptions import (
     SubscriptionInfo,
     SubscriptionList,
 )
+from sfad.protocol.requests.summary import By, Summarise, Summarised, Summary
 from sfad.protocol.types import (
     SEVERITIES,
     CallInfo,
+    Checks,
+    ErrorCode,
     Event,
     Reason,
     RunId,
@@ -62,8 +70,8 @@ from sfad.protocol.types import (
     Usage,
 )
 
-from .. import exits
-from ..errors import Refused, RunFailed, of_quit
+from .. import environment, exits
+from ..errors import Refused, RequestFailed, RunFailed, of_quit
 from ..options import spawn as spawn_options
 from .options import Limits, limits_of
 
@@ -72,6 +80,8 @@ Stream = Literal["stdout", "stderr"]
 
 PAGE = 500
 """Events or runs in one reply."""
+SUMMARISED = 12 * 3600.0
+"""Seconds that are summarised where no time is named, as by the command."""
 LOOK = 0.2
 """Seconds between two looks at an output that is followed."""
 MAX_AGAIN = 20
@@ -162,6 +172,42 @@ def go_on(run: RunId, task: str | None, *, rest: bool, fresh: bool) -> Call[RunI
         return spawn(spawn_options.continuation(run, task, rest=rest, fresh=fresh))
     except exits.Quit as error:
         raise of_quit(error) from None
+
+
+def recall(run: RunId) -> Call[Recalled]:
+    def own(reply: Recalled) -> Recalled:
+        if reply.owner is not None:
+            words = f"run {reply.run} belongs to {reply.owner}, who alone can start it again"
+            raise RequestFailed(words, ErrorCode.NOT_PERMITTED)
+        return reply
+
+    return Call(Recall(id=0, run=run), Recalled, own)
+
+
+def again(
+    found: Recalled, env: Mapping[str, str], check: Sequence[str] | None, group: str | None
+) -> Call[RunInfo]:
+    """As `sfactl rerun`: what belonged to the client of the first run is left out."""
+    request = found.request
+    checks = request.check if check is None else Checks(commands=list(check))
+    return spawn(
+        replace(
+            request,
+            env=environment.variables(env),
+            env_set=bool(env),
+            umask=environment.umask(),
+            claim=environment.claim(os.environ),
+            key=os.urandom(16).hex(),
+            check=checks,
+            group=request.group if group is None else group,
+            stdio="files",
+            stdin="pipe" if request.stdin == "pipe" else "null",
+            after=[],
+            detach=False,
+            tied=False,
+            descriptors=0,
+        )
+    )
 
 
 # ---- One run
@@ -374,11 +420,25 @@ class FollowingRun(Following):
         return named and SEVERITIES.index(event.severity) >= self._least
 
 
+def summary(
+    since: datetime | float | None, by: By, labels: Mapping[str, str] | None, **chosen: Any
+) -> Call[Summary]:
+    if isinstance(since, datetime):
+        since = since.timestamp()
+    begin = time.time() - SUMMARISED if since is None else since
+    given = Summarise(id=0, since=begin, by=by, labels=dict(labels or {}), **chosen)
+    return Call(given, Summarised, lambda reply: reply.summary)
+
+
 # ---- The daemon
 
 
 def status() -> Call[DaemonStatus]:
     return Call(DaemonInfo(id=0), DaemonStatus, lambda reply: reply)
+
+
+def reload() -> Call[list[Change]]:
+    return Call(Reload(id=0), Reloaded, lambda reply: reply.changed)
 
 
 def agents() -> Call[list[AgentInfo]]:

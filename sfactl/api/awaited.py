@@ -3,27 +3,29 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
+from functools import partial
 from signal import SIGTERM
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import trio
 from msgspec.structs import replace
 
-from sfad.protocol.requests.daemon import AgentInfo, DaemonStatus, Pruned
+from sfad.protocol.requests.daemon import AgentInfo, Change, DaemonStatus, Pruned
 from sfad.protocol.requests.listing import List
 from sfad.protocol.requests.starting import Spawn
 from sfad.protocol.requests.steering import Stopped
 from sfad.protocol.requests.subscriptions import SubscriptionInfo
+from sfad.protocol.requests.summary import By, Summary
 from sfad.protocol.types import CallInfo, ErrorCode, Event, RunId, RunInfo, Severity
 
 from ..client import Sfad
 from ..connecting.connection import AGAIN, ConnectionLost, DaemonError, check
 from ..errors import of_quit
 from ..exits import Quit
-from . import asking
+from . import asking, home
 from .asking import Call, Following, FollowingRun, Outcome
 from .asking import Stream as OutputStream
 from .attending import admission
@@ -32,6 +34,7 @@ from .pool import KEPT, opener
 from .streaming import Stream
 
 if TYPE_CHECKING:
+    from .check_logs import Printed
     from .trio_agents import TrioAgent, TrioAttendant
 
 R = TypeVar("R")
@@ -44,7 +47,7 @@ class TrioDaemon:
     def __init__(
         self, socket: str | None = None, *, start: bool = True, fleet: bool = False
     ) -> None:
-        self._opener, self._socket = opener(socket, start=start, fleet=fleet), socket
+        self._opener, self.socket = opener(socket, start=start, fleet=fleet), socket
         self._opening = trio.Lock()
         self._attendant: TrioAttendant | None = None
         self._idle: list[Stream] = []
@@ -145,12 +148,24 @@ class TrioDaemon:
         return TrioRun(self, started.id)
 
     def _sfad(self, run: RunId) -> Sfad:
-        return Sfad(run=run, socket=self._socket)
+        return Sfad(run=run, socket=self.socket)
 
     async def go_on(
         self, run: RunId, task: str | None = None, *, rest: bool = False, fresh: bool = False
     ) -> TrioRun:
         started = await self.ask(asking.go_on(run, task, rest=rest, fresh=fresh))
+        return TrioRun(self, started.id)
+
+    async def rerun(
+        self,
+        run: RunId,
+        *,
+        env: Mapping[str, str] | None = None,
+        check: Sequence[str] | None = None,
+        group: str | None = None,
+    ) -> TrioRun:
+        found = await self.ask(asking.recall(run))
+        started = await self.ask(asking.again(found, env or {}, check, group))
         return TrioRun(self, started.id)
 
     # ---- Runs
@@ -213,10 +228,24 @@ class TrioDaemon:
             if stream is not None:
                 stream.close()
 
+    async def summary(
+        self,
+        since: datetime | float | None = None,
+        *,
+        by: By = "name",
+        name: str | None = None,
+        user: str | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> Summary:
+        return await self.ask(asking.summary(since, by, labels, name=name, user=user))
+
     # ---- The daemon
 
     async def status(self) -> DaemonStatus:
         return await self.ask(asking.status())
+
+    async def reload(self) -> list[Change]:
+        return await self.ask(asking.reload())
 
     async def agents(self) -> list[AgentInfo]:
         return await self.ask(asking.agents())
@@ -302,6 +331,27 @@ class TrioRun:
             else:
                 await trio.sleep(asking.LOOK)
             offset = piece.next
+
+    async def check_logs(self, *, follow: bool = False) -> AsyncIterator[Printed]:
+        from .check_logs import Reading  # of a feature, which may not be there
+
+        reading = Reading(self.id, follow=follow)
+        while (call := reading.next) is not None:
+            if reading.waits:
+                await trio.sleep(asking.LOOK)
+            for printed in reading.take(await self.daemon.ask(call)):
+                yield printed
+
+    async def diff(self, *, stat: bool = False) -> str:
+        return await self._in_thread(partial(home.diff, stat=stat))
+
+    async def land(
+        self, *, onto: str | None = None, how: home.How | None = None, message: str | None = None
+    ) -> home.Landed:
+        return await self._in_thread(partial(home.land, onto=onto, how=how, message=message))
+
+    async def _in_thread(self, ask: Callable[[RunId, str | None], R]) -> R:
+        return await trio.to_thread.run_sync(ask, self.id, self.daemon.socket)
 
     async def result(
         self, *, raw: bool = False, wrapped: bool = False, max_bytes: int = 64 * 1024

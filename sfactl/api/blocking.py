@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from signal import SIGTERM
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from msgspec.structs import replace
 
-from sfad.protocol.requests.daemon import AgentInfo, DaemonStatus, Pruned
+from sfad.protocol.requests.daemon import AgentInfo, Change, DaemonStatus, Pruned
 from sfad.protocol.requests.listing import List
 from sfad.protocol.requests.starting import Spawn
 from sfad.protocol.requests.steering import Stopped
 from sfad.protocol.requests.subscriptions import SubscriptionInfo
+from sfad.protocol.requests.summary import By, Summary
 from sfad.protocol.types import ErrorCode, Event, RunId, RunInfo, Severity
 
 from ..client import Sfad
@@ -49,7 +50,7 @@ class Daemon:
     def __init__(
         self, socket: str | None = None, *, start: bool = True, fleet: bool = False
     ) -> None:
-        self._opener, self._socket = opener(socket, start=start, fleet=fleet), socket
+        self._opener, self.socket = opener(socket, start=start, fleet=fleet), socket
         self._pool = Pool(self._opener)
         self._lock = threading.Lock()
         self._attendant: Attendant | None = None
@@ -129,7 +130,7 @@ class Daemon:
         return Run(self, self.ask(asking.spawn(replace(request, below=below))).id)
 
     def _sfad(self, run: RunId) -> Sfad:
-        return Sfad(run=run, socket=self._socket)
+        return Sfad(run=run, socket=self.socket)
 
     def go_on(
         self, run: RunId, task: str | None = None, *, rest: bool = False, fresh: bool = False
@@ -138,6 +139,19 @@ class Daemon:
         agent is told first. `rest`: with what is left of the limits. `fresh`: its worktree may be
         gone."""
         return Run(self, self.ask(asking.go_on(run, task, rest=rest, fresh=fresh)).id)
+
+    def rerun(
+        self,
+        run: RunId,
+        *,
+        env: Mapping[str, str] | None = None,
+        check: Sequence[str] | None = None,
+        group: str | None = None,
+    ) -> Run:
+        """Start a run again, with the command and the options that it had (`sfactl rerun`). `env`:
+        variables beside those of this process. `check`, `group`: others than it had."""
+        found = self.ask(asking.recall(run))
+        return Run(self, self.ask(asking.again(found, env or {}, check, group)).id)
 
     # ---- Runs
 
@@ -200,11 +214,28 @@ class Daemon:
         except Quit as error:
             raise of_quit(error) from None
 
+    def summary(
+        self,
+        since: datetime | float | None = None,
+        *,
+        by: By = "name",
+        name: str | None = None,
+        user: str | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> Summary:
+        """Summarise how the runs since then (default: 12 hours ago) have ended, and what they have
+        used, by `name`, `label`, `user`, `model` or `type`."""
+        return self.ask(asking.summary(since, by, labels, name=name, user=user))
+
     # ---- The daemon
 
     def status(self) -> DaemonStatus:
         """Return the daemon's state."""
         return self.ask(asking.status())
+
+    def reload(self) -> list[Change]:
+        """Have the daemon read its config again. Return what has changed."""
+        return self.ask(asking.reload())
 
     def agents(self) -> list[AgentInfo]:
         """Return the registered agents."""

@@ -5,20 +5,25 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from signal import SIGTERM
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from sfad.protocol.requests.steering import Stopped
 from sfad.protocol.types import CallInfo, Event, RunId, RunInfo, Severity
 
-from . import asking
+from . import asking, home
 from .asking import Call, Following, FollowingRun, Outcome, Stream
 from .options import Amount, Limits
+
+if TYPE_CHECKING:
+    from .check_logs import Printed
 
 R = TypeVar("R")
 
 
 class Home(Protocol):
     """What a run needs of its `Daemon`."""
+
+    socket: str | None
 
     def ask(self, call: Call[R], patience: float | None = None) -> R: ...
 
@@ -98,6 +103,28 @@ class Run:
             else:
                 time.sleep(asking.LOOK)
             offset = piece.next
+
+    def check_logs(self, *, follow: bool = False) -> Iterator[Printed]:
+        """Yield what its checks, and its setup, have printed: the command, and a piece of bytes.
+        With `follow`, until the run has ended."""
+        from .check_logs import Reading  # of a feature, which may not be there
+
+        reading = Reading(self.id, follow=follow)
+        while (call := reading.next) is not None:
+            if reading.waits:
+                time.sleep(asking.LOOK)
+            yield from reading.take(self.daemon.ask(call))
+
+    def diff(self, *, stat: bool = False) -> str:
+        """Return what it has changed in its worktree, as a patch (`sfactl diff`)."""
+        return home.diff(self.id, self.daemon.socket, stat=stat)
+
+    def land(
+        self, *, onto: str | None = None, how: home.How | None = None, message: str | None = None
+    ) -> home.Landed:
+        """Bring its work to the branch of this process's directory, or to `onto` (`sfactl land`).
+        Raise `SfadError` if that is refused, as for a conflict."""
+        return home.land(self.id, self.daemon.socket, onto=onto, how=how, message=message)
 
     def result(
         self, *, raw: bool = False, wrapped: bool = False, max_bytes: int = 64 * 1024

@@ -124,8 +124,7 @@ class TrioAgent:
         self.daemon = daemon
         self.id = agency.run.id
         self.name = agency.run.name
-        self.outcome: Outcome | None = None
-        """How it has ended, once it has."""
+        self._outcome: Outcome | None = None
         self.cancel_scope = trio.CancelScope()
         """That of its block."""
         self._attendant = attendant
@@ -155,6 +154,13 @@ class TrioAgent:
             self._changed = trio.Event()
             await self._changed.wait()
         self._told()
+
+    @property
+    def outcome(self) -> Outcome:
+        """How it has ended. Raise `SfadError` before."""
+        if self._outcome is None:
+            raise SfadError(f"agent {self.id} has not ended", "live")
+        return self._outcome
 
     @property
     def stopped(self) -> AgentStopped | None:
@@ -202,7 +208,7 @@ class TrioAgent:
                 yield block[1]
         finally:
             self._narrowed.remove(block)
-            if self.outcome is None and self.stopped is None:
+            if self._outcome is None and self.stopped is None:
                 with trio.move_on_after(LAST, shield=True):
                     await self.daemon.ask(narrow(self.id, None))
 
@@ -228,13 +234,13 @@ class TrioAgent:
 
     async def end(self, failed: str | None = None) -> Outcome:
         """End it, and return how it has ended."""
-        if self.outcome is None:
+        if self._outcome is None:
             self._agency.ending = True
             with suppress(SfadError):  # it may have ended with its connection
                 await self.daemon.ask(end(self.id, failed))
-            self.outcome = await self.daemon.ask(asking.wait(self.id, None))
+            self._outcome = await self.daemon.ask(asking.wait(self.id, None))
             self._attendant.forget(self.id)
-        return self.outcome
+        return self._outcome
 
 
 @asynccontextmanager

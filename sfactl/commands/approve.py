@@ -3,8 +3,9 @@ from sfad.protocol.requests.steering import Approve
 
 from .. import output
 from ..app import app
+from ..exits import UsageError
 from ..options import limits
-from ..options.selection import RunSelection
+from ..options.selection import RunSelection, one_call
 from ..options.shared import NewLimits
 from ..options.spreading import spread
 
@@ -12,7 +13,10 @@ from ..options.spreading import spread
 @app.command()
 @spread(RunSelection)
 def approve(chosen: RunSelection, limit: NewLimits = []) -> int:
-    """Approve the increase that a run waits for, and let the run continue.
+    """Approve the increase that a run waits for, and let the run continue; or a call of a tool.
+
+    RUN CALL, as in a4 call-1, allows one call of a tool that the agent of the run asks for
+    (spawn --approvals); sfactl why RUN shows what it is.
 
     For a run that is paused by a limit with the action request_increase; `sfactl why RUN` shows
     it. --limit sets the new limit, which counts from the start of the run and is at most an
@@ -23,6 +27,12 @@ def approve(chosen: RunSelection, limit: NewLimits = []) -> int:
     such run; 77 not permitted.
     """
     room = limits.once(limit)
+    if one_call(chosen):
+        from ..showing.approving import answer
+
+        if room:
+            raise UsageError("--limit is for an increase: leave it out, or the call")
+        return answer(chosen, allow=True)
     return chosen.each(
         "approve",
         lambda client, run: output.changed(

@@ -137,7 +137,8 @@ class ListOptions(Struct, frozen=True):
 def list_(options: ListOptions) -> None:
     """List runs (alias: ps).
 
-    Without a filter: the live runs and the last 50 that ended, newest last. With a filter: all
+    Without a filter: the live runs and the last 50 that ended, newest last; before them those
+    that wait for a person. With a filter: all
     runs that match, and on a terminal the last 1000. --status, --name, --label, --type, --channel
     and --model may be repeated, and match any of the values given; labels of several keys must
     all match. Unless you name a status, the first 20 queued runs are shown, and the others
@@ -344,6 +345,7 @@ def _print_table(found: Found, options: ListOptions, *, of_fleet: bool) -> None:
     pages = filter(None, found.pages())
     first, second = next(pages, []), next(pages, None)
     if second is None:
+        first.sort(key=lambda run: run.waiting is None and not run.approvals)
         rows = [[column.cell(run) for column in columns] for run in first]
         if options.sum_:
             rows.append(_sums(found, columns))

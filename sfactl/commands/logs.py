@@ -333,14 +333,17 @@ def _show_terminals(opened: Sequence[tuple[LogFiles, list[int]]], *, screen: boo
 
 
 def _of_checks(chosen: ListedSelection, view: View) -> int:
-    if view.following or view.stamped or view.stdout or view.stderr or chosen.filtered:
-        raise UsageError("--check takes the names of runs, --tail and --json only")
+    if view.stamped or view.stdout or view.stderr or view.raw or chosen.filtered:
+        raise UsageError("--check takes the names of runs, --follow, --tail and --json only")
     if not has("checks"):
         raise Quit(ExitCode.UNAVAILABLE, "this sfad has no checks")
     from ..showing.check_output import show  # of a feature
 
     return chosen.each(
-        "logs", lambda client, run: show(client, run, tail=view.tail, json=view.json)
+        "logs",
+        lambda client, run: show(
+            client, run, tail=view.tail, json=view.json, follow=view.following
+        ),
     )
 
 

@@ -23,6 +23,10 @@ def mcp(
     no_ask: Annotated[
         bool, flag("Do not ask the person before a stop: no person is at the program")
     ] = False,
+    approvals: Annotated[
+        bool,
+        flag("Offer only the tool by which the program asks for approvals (spawn --approvals)"),
+    ] = False,
 ) -> None:
     """Offer subagents to an agent program, as an MCP server on stdin and stdout.
 
@@ -37,4 +41,4 @@ def mcp(
         return
     from ..mcp.server import serve
 
-    serve(socket, answer_within, not no_ask)
+    serve(socket, answer_within, not no_ask, approvals=approvals)

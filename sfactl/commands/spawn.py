@@ -145,11 +145,15 @@ def _completed(wanted: SpawnOptions, message: Spawn, client: Client) -> Spawn:
         from ..worktrees.shipping import sent
 
         message = sent(message, client)
-    if not wanted.mcp:
-        return message
-    from ..mcp.registration import with_server
+    if wanted.mcp:
+        from ..mcp.registration import with_server
 
-    return with_server(message, client)
+        message = with_server(message, client)
+    if wanted.approvals:
+        from ..mcp.registration import with_approvals
+
+        message = with_approvals(message, client)
+    return message
 
 
 def _form(wanted: SpawnOptions, *, inside: bool) -> Form:

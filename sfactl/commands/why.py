@@ -146,7 +146,7 @@ def _sentence(run: RunInfo, now: datetime) -> str:
 
 def _beside(run: RunInfo) -> str:
     """Return what a run executes beside its command."""
-    if run.activity is None:
+    if run.activity is None or run.waiting is not None:  # that is told before
         return ""
     check = next((each for each in run.checks if each.state == "running"), None)
     what = f": {on_one_line(check.command)}" if check is not None else ""

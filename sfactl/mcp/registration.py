@@ -25,24 +25,29 @@ from sfad.protocol.requests.starting import Spawn
 from ..connecting.connection import Client
 from ..exits import UsageError
 from ..whole_file import write_whole
+from .approving import SERVER as APPROVALS
+from .approving import TOOL as PERMISSION
 
 SERVER = "sfad"
 ANSWER_WITHIN = 120
 """Seconds that a registered server takes for an answer at most: `sessions.sync_timeout_seconds`."""
+APPROVAL_SECONDS = 7 * 86400
+"""For which a program waits for a person."""
 TOOL_SECONDS = 150
 """Seconds that the program is told to wait for it."""
 
 
 def server_command(socket: str | None, *options: str) -> list[str]:
     """Return the command of the server, the same from any directory."""
-    own = sys.argv[0]
-    program = (
-        [os.path.abspath(own)]
-        if os.path.basename(own) == "sfactl"
-        else [sys.executable, "-P", "-m", "sfactl"]
-    )
     place = [] if socket is None else ["--socket", os.path.abspath(socket)]
-    return [*program, "mcp", *place, "--answer-within", f"{ANSWER_WITHIN}s", *options]
+    return [*_sfactl(), "mcp", *place, "--answer-within", f"{ANSWER_WITHIN}s", *options]
+
+
+def _sfactl() -> list[str]:
+    own = sys.argv[0]
+    if os.path.basename(own) == "sfactl":
+        return [os.path.abspath(own)]
+    return [sys.executable, "-P", "-m", "sfactl"]
 
 
 def explained(program: str, socket: str | None) -> str:
@@ -92,6 +97,22 @@ def with_server(spawn: Spawn, client: Client) -> Spawn:
         argv=[*spawn.argv[:at], *map(os.fsencode, options), *spawn.argv[at:]],
         env=[*kept, *(os.fsencode(f"{name}={value}") for name, value in variables.items())],
     )
+
+
+def with_approvals(spawn: Spawn, client: Client) -> Spawn:
+    """Return the request with a program that asks a person, over the daemon, for what it would ask
+    about at its terminal. Raise `UsageError` for a program that cannot."""
+    at, program = _program(spawn, client)
+    if program not in ("claude", ""):
+        raise UsageError(f"--approvals: {program} has no way to ask for them; it works with claude")
+    command = [*_sfactl(), "mcp", "--socket", os.fspath(client.path), "--approvals"]
+    entry = {"command": command[0], "args": command[1:], "timeout": APPROVAL_SECONDS * 1000}
+    options = [
+        f"--mcp-config={_json({'mcpServers': {APPROVALS: entry}})}",
+        f"--permission-prompt-tool=mcp__{APPROVALS}__{PERMISSION}",
+    ]
+    words = [*spawn.argv[:at], *map(os.fsencode, options if program else ()), *spawn.argv[at:]]
+    return replace(spawn, argv=words)
 
 
 def _program(spawn: Spawn, client: Client) -> tuple[int, str]:

@@ -26,15 +26,17 @@ REVOKED_WITHIN = 10.0
 calls before the server ends."""
 
 
-def serve(socket: str | None, answer_within: float, ask: bool) -> None:
+def serve(socket: str | None, answer_within: float, ask: bool, *, approvals: bool = False) -> None:
     """Serve until stdin ends, then exit with 0. `answer_within`: seconds that a call may take.
-    `ask`: let the client ask the person before a stop."""
+    `ask`: let the client ask the person before a stop. `approvals`: offer the tool that asks for
+    these, and no other."""
     # A client may end its server by a signal. There is nothing to clean up.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
     restore_environment()
-    SessionServer(LineChannel(*_own_descriptors()), socket, answer_within, ask).run()
+    kind = ApprovalServer if approvals else SessionServer
+    kind(LineChannel(*_own_descriptors()), socket, answer_within, ask).run()
     # Not by a return: threads may still wait for the daemon, or hold the lock of stderr.
     os._exit(ExitCode.DONE)
 
@@ -149,6 +151,19 @@ class SessionServer:
             self._rpc.notify(
                 "notifications/message", {"level": "info", "logger": "sfad", "data": words}
             )
+
+
+class ApprovalServer(SessionServer):
+    """The server of one client that asks for approvals."""
+
+    def _work(self, request: ClientRequest, era: HandshakeEra | EnvelopeEra) -> Callable[[], Json]:
+        from . import approving
+
+        if request.method == "tools/list":
+            return approving.offered
+        if request.method == "tools/call":
+            return lambda: approving.asked(request, self._socket)
+        return super()._work(request, era)
 
 
 def _own_descriptors() -> tuple[int, int]:

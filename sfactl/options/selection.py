@@ -1,5 +1,6 @@
 """The runs that a command line names or filters, and a request about each of them."""
 
+import re
 from collections.abc import Callable, Sequence
 
 from msgspec import Struct
@@ -22,6 +23,8 @@ from .shared import (
     Runs,
     Socket,
 )
+
+_CALL = re.compile(r"call-[0-9]{1,9}")
 
 
 class RunSelection(Struct, frozen=True):
@@ -134,3 +137,14 @@ def labels(pairs: Sequence[Pair]) -> dict[str, str | list[str]]:
     for key, value in pairs:
         found.setdefault(key, []).append(value)
     return {key: values[0] if len(values) == 1 else values for key, values in found.items()}
+
+
+def one_call(chosen: RunSelection) -> bool:
+    """Return whether a run is named and a call of it: `a4 call-1`. Raise `UsageError` for a call
+    beside more than that."""
+    calls = [word for word in chosen.runs if _CALL.fullmatch(word)]
+    if not calls:
+        return False
+    if len(calls) > 1 or len(chosen.runs) != 2 or chosen.runs[0] in calls or chosen.filtered:
+        raise exits.UsageError("name one run and one call of it, as in a4 call-1")
+    return True

@@ -308,7 +308,7 @@ class SpawnOptions(Struct, frozen=True):
     after: Annotated[
         list[After],
         Value("RUN[:ok]", read_after, words="run").option(
-            "Start when this run has ended; "
+            "Start when this run, or NODE/ID of the fleet, has ended; "
             "with :ok, only if it completes, else the new run is cancelled"
         ),
     ] = []
@@ -426,6 +426,10 @@ class SpawnOptions(Struct, frozen=True):
     ] = []
     mcp: Annotated[
         bool, flag("Give the agent the tools that start subagents (docs/sessions.md)")
+    ] = False
+    approvals: Annotated[
+        bool,
+        flag("Ask a person for each tool call that claude may not make (sfactl approve RUN CALL)"),
     ] = False
 
 

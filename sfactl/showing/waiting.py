@@ -12,7 +12,7 @@ from sfad.protocol.kinds import KINDS
 from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.listing import Info, List
 from sfad.protocol.texts.units import counted
-from sfad.protocol.types import ErrorCode, Hold, LimitState, RunId, RunInfo, Status
+from sfad.protocol.types import ErrorCode, Hold, LimitState, PersonAwaited, RunId, RunInfo, Status
 
 from .. import output
 from ..connecting.connection import Client, DaemonError
@@ -29,6 +29,14 @@ NEAR = 0.8
 
 def troubles(run: RunInfo, now: datetime, limit_share: float = NEAR) -> Iterator[str]:
     """Yield predicates: `cannot reach its model: the API answered 529 six times`."""
+    for each in run.approvals:
+        what = f"{each.tool} {' '.join(each.arguments.split())[:300]}"
+        yield (
+            f"asks for approval of {output.plain(what)} in {output.plain(each.cwd)}: "
+            f"sfactl approve {run.id} {each.call}, or sfactl deny {run.id} {each.call}"
+        )
+    if run.waiting is not None:
+        yield f"has waited for a person since {awaited_since(run.waiting, now)}"
     if run.api_silence is not None:
         since = output.clock(run.api_silence.since, now)
         yield f"has been {output.plain(run.api_silence.sentence(now))}, since {since}"
@@ -48,6 +56,13 @@ def troubles(run: RunInfo, now: datetime, limit_share: float = NEAR) -> Iterator
         for state in near(run, limit_share):
             place = "over" if share(state) > 1 else "near"
             yield f"is {place} its limit: {state.kind} {of(state)}"
+
+
+def awaited_since(waiting: PersonAwaited, now: datetime) -> str:
+    """Return since when a run waits for a person, and what for: `14:02:10: Proceed? (y/n)`."""
+    words = waiting.words or next(reversed(waiting.screen), "")
+    since = output.clock(waiting.since, now)
+    return f"{since}: {output.plain(words)}" if words else since
 
 
 def near(run: RunInfo, limit_share: float = NEAR) -> list[LimitState]:
@@ -77,7 +92,7 @@ def of(state: LimitState) -> str:
 
 class Waiting(Struct, frozen=True, kw_only=True):
     what: str
-    """`approval`, `paused`, `unreachable`, `queued`, `after`, `refused` or `unlanded`."""
+    """`person`, `approval`, `paused`, `unreachable`, `queued`, `after`, `refused` or `unlanded`."""
     runs: Sequence[RunId]
     message: str
     command: str
@@ -94,6 +109,21 @@ def of_live(runs: Sequence[RunInfo], now: datetime) -> Iterator[Waiting]:
                 _paused(run, who, hold, now)
                 for hold in held
                 if hold.kind not in ("plan", "ancestor")
+            )
+        elif run.approvals:
+            first = run.approvals[0].call
+            yield Waiting(
+                what="approval",
+                runs=[run.id],
+                message=f"{who} {next(iter(troubles(run, now)))}",
+                command=f"sfactl approve {run.id} {first}, or sfactl deny {run.id} {first}",
+            )
+        elif run.waiting is not None:
+            yield Waiting(
+                what="person",
+                runs=[run.id],
+                message=f"{who} {next(iter(troubles(run, now)))}",
+                command=f"sfactl attach {run.id}",
             )
         elif run.api_silence is not None or run.api_trouble is not None or output.unanswered(run):
             yield Waiting(

@@ -304,6 +304,8 @@ def rank(run: RunInfo, limit_share: float) -> int:
             if run.status in (Status.FAILED, Status.TIMEOUT, Status.LOST) or run.status.rejected
             else QUIET
         )
+    if run.waiting is not None or run.approvals:
+        return WAITS
     silent = run.api_silence is not None or run.api_trouble is not None or output.unanswered(run)
     if silent or run.repeating is not None or run.unadmitted:
         return STUCK

@@ -1,10 +1,10 @@
 """Sums of what agents say, bounded whatever an agent says."""
 
 import re
-from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
+from msgspec import Struct, field
 
 from ..protocol.kinds import COUNTS
 from ..protocol.requests.subscriptions import SeenWindow
@@ -40,8 +40,7 @@ SIZES = (0, 32_000, 100_000, 128_000, 199_999, 200_000, 256_000, 272_000, 512_00
 """Tokens of input above which a request of some model costs more (`usage.pricing`)."""
 
 
-@dataclass(slots=True)
-class Reading:
+class Reading(Struct):
     """What an agent has said since its attempt began. It grows in place while the meter is fed.
 
     A figure is `None` (or `models` is empty) until the agent tells it: an agent that tells its

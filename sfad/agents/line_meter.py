@@ -4,9 +4,10 @@ decoded, and their state is saved."""
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from ..protocol.types import Tokens
 from . import counters
@@ -283,35 +284,35 @@ def factor_of(factors: Factors, model: str, tiers: Iterable[str]) -> float:
 # ---- What an agent says to its user
 
 
-class WholeText(NamedTuple):
+class WholeText(Struct, frozen=True):
     """A whole part of a message to the user."""
 
     text: str
 
 
-class TextDelta(NamedTuple):
+class TextDelta(Struct, frozen=True):
     """More of the part that is being written."""
 
     text: str
 
 
-class TextBreak(NamedTuple):
+class TextBreak(Struct, frozen=True):
     """The next delta begins another part."""
 
 
-class FinalText(NamedTuple):
+class FinalText(Struct, frozen=True):
     """The final answer, which may have been printed as a part before."""
 
     text: str
 
 
-class AgentFailure(NamedTuple):
+class AgentFailure(Struct, frozen=True):
     """The agent says that it failed."""
 
     words: str
 
 
-class ToolCall(NamedTuple):
+class ToolCall(Struct, frozen=True):
     """The agent calls a tool."""
 
     name: Any

@@ -6,7 +6,8 @@ do it outside of the run: a daemon of the program, its maker's cloud, a terminal
 
 import re
 from collections.abc import Container, Mapping, Sequence
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from ..protocol.requests.starting import ServerAct
 from .words import sorted_words
@@ -14,7 +15,7 @@ from .words import sorted_words
 _ONLY_TELLS = frozenset({"--help", "-h", "--version"})
 
 
-class Background(NamedTuple):
+class Background(Struct, frozen=True):
     """How a program starts a task in the background of its own server."""
 
     options: frozenset[str]
@@ -30,7 +31,7 @@ class Background(NamedTuple):
     column."""
 
 
-class OwnServer(NamedTuple):
+class OwnServer(Struct, frozen=True):
     """How a program hands work to a server of its own."""
 
     valued: Container[str]
@@ -58,7 +59,7 @@ class OwnServer(NamedTuple):
     """The paths on which such a server listens."""
 
 
-class ServerCall(NamedTuple):
+class ServerCall(Struct, frozen=True):
     """What a command line asks of a server."""
 
     act: ServerAct

@@ -13,9 +13,10 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
 from importlib import import_module
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import msgspec
+from msgspec import Struct
 
 from ..core.state.naming import program_name
 from .counters import Meter, Reading
@@ -81,14 +82,14 @@ def first_id(argv: Sequence[str], program: str, *options: str) -> str | None:
     )
 
 
-class SessionPlace(NamedTuple):
+class SessionPlace(Struct, frozen=True):
     """A place where session files may be: the names, level by level, below a directory."""
 
     root: str
     names: tuple[FileName, ...]
 
 
-class SessionHead(NamedTuple):
+class SessionHead(Struct, frozen=True):
     session: str
     project: str
     """The working directory, in the form that `SessionFiles.project` returns."""
@@ -96,7 +97,7 @@ class SessionHead(NamedTuple):
     """In RFC 3339, UTC, so that texts compare like times."""
 
 
-class SessionSearch(NamedTuple):
+class SessionSearch(Struct, frozen=True):
     env: Mapping[str, str]
     """Those of `agents.SESSION_VARIABLES` that the run's environment sets."""
     cwd: str
@@ -132,7 +133,7 @@ class AgentSessions(ABC):
         return cwd
 
 
-class SessionRow(NamedTuple):
+class SessionRow(Struct, frozen=True):
     """What a database has of a part of a session's conversation."""
 
     number: int

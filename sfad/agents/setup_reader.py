@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import islice
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import trio
@@ -188,7 +188,7 @@ MOST_NAMES = 10_000
 _UNREADABLE = "its settings could not be read, because their file system does not answer"
 
 
-class Root(NamedTuple):
+class Root(Struct, frozen=True):
     """Whose root it is, and where it starts. Equal ones have the same setups."""
 
     uid: int

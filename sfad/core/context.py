@@ -2,8 +2,8 @@
 calls for."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import NamedTuple
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from ..protocol.event_types import EventType
@@ -77,7 +77,7 @@ class EventRate:
 # ---- What features watch, beside runs (`watching`)
 
 
-class Reading(NamedTuple):
+class Reading(Struct, frozen=True):
     """What is measured of all runs together, or of those of a user or a team."""
 
     value: float

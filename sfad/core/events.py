@@ -26,6 +26,7 @@ from ..protocol.types import (
 from .state.access import Peer
 from .state.account import OpenReservation, Silence, Use
 from .state.policy import Learnt, Policy
+from .state.quotas import Part, Quota
 from .state.request import Asked
 from .state.run import Token
 from .state.tree import Remembered, StopTicket
@@ -260,12 +261,16 @@ class AgentSaid(OfRun, frozen=True):
 
 class LevelSeen(OfRun, frozen=True):
     """What the kernel tells of a run and its descendants: bytes of memory, or processes. Or for how
-    many seconds they gave no sign of life."""
+    many seconds they gave no sign of life, or the run waits for a person."""
 
     kind: LimitKind
     level: float
     refused: bool = False
     """The kernel has refused more, or killed for want of it."""
+    doing: str = ""
+    """What the run does meanwhile, as far as a feature knows: `waiting for a person`."""
+    over: bool = False
+    """It is over: the next level begins at zero."""
 
 
 class AgentProcess(NamedTuple):
@@ -336,6 +341,13 @@ class Did(OfRun, frozen=True):
     """A feature has seen the run do something, which is published unless it was too often."""
 
     what: types.Event
+
+
+class PersonAsked(OfRun, frozen=True):
+    """A run asks a person for something, and its clock stands until it is answered. `words`: for
+    what, as a feature says; empty: for nothing any more."""
+
+    words: str
 
 
 class LimitsLearnt(At, frozen=True):
@@ -482,6 +494,20 @@ class Reconfigured(At, frozen=True):
     policy: Policy
 
 
+class QuotasShared(At, frozen=True):
+    """This daemon shares its quotas of trees with other machines, and may use these parts of them.
+    `trouble`: why no more."""
+
+    parts: Mapping[Quota, Part]
+    trouble: str = ""
+
+
+class EndedElsewhere(At, frozen=True):
+    """How runs have ended that runs wait for and that are not this daemon's."""
+
+    ends: Mapping[RunId, Status]
+
+
 OfLauncher = (
     LaunchSucceeded
     | LaunchFailed
@@ -494,7 +520,7 @@ OfLauncher = (
     | HandedOff
 )
 OfMeters = AgentSessionSaved | UseSeen | LevelSeen | ToolsCalled | AgentSaid
-OfRuns = OfLauncher | OfMeters | HeardOf | ClientBack | TimerFired | Did
+OfRuns = OfLauncher | OfMeters | HeardOf | ClientBack | TimerFired | Did | PersonAsked
 OfAgentsOnRuns = ReportRequested | ReserveRequested
 OfPeopleOnRuns = (
     PauseRequested | ResumeRequested | ApproveRequested | DenyRequested | LimitRequested
@@ -511,6 +537,8 @@ OfDaemon = (
     | Reminded
     | WindowsSeen
     | Reconfigured
+    | QuotasShared
+    | EndedElsewhere
     | DrainRequested
     | RunsAdopted
 )

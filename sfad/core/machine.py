@@ -2,8 +2,9 @@
 that handles it."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple, assert_never
+from typing import assert_never
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from ..protocol.types import CallInfo, ErrorCode, Hold, RunId, Status
@@ -32,13 +33,15 @@ from .state.run import Run
 from .state.vocabulary import Timer
 from .watching import NewWatcher, Watching
 
-_FOLLOWED_UP = (e.Reconfigured, e.RunsAdopted, e.DrainRequested)
+_FOLLOWED_UP = (
+    e.Reconfigured, e.RunsAdopted, e.DrainRequested, e.QuotasShared, e.EndedElsewhere
+)  # fmt: skip
 """They may make room for waiting trees, or leave no live run, though no run ends."""
 
 _NOWHERE = "what places runs on other machines is not there, or cannot be loaded now; try again"
 
 
-class Components(NamedTuple):
+class Components(Struct, frozen=True):
     """What halves of features may use of the core."""
 
     context: Context
@@ -212,7 +215,7 @@ class Machine:
     def holds(self, run: Run, now: float, moment: Moment) -> tuple[Hold, ...]:
         """Return why a live run waits at `now`, or calls of it."""
         calls = self._calls.wait_of(run.id) if self._calls.waiting else None
-        if calls is None and run.status is Status.RUNNING:
+        if calls is None and not run.asks and run.status is Status.RUNNING:
             return ()  # most runs, most of the time
         return holds_of(run, self.slots, calls, now, moment)
 
@@ -310,6 +313,10 @@ class Machine:
                 self._limits_learnt(event)
             case e.Reconfigured():
                 self._reconfigured(event)
+            case e.QuotasShared():
+                self.slots.share(event.parts, event.trouble)
+            case e.EndedElsewhere():
+                self._admission.ended_elsewhere(event.ends, event.at)
             case e.DrainRequested():
                 self._stop_requests.drain_requested(event)
             case e.RunsAdopted():
@@ -351,6 +358,8 @@ class Machine:
                 self._hand_offs.seen(run, event)
             case e.Did():
                 self._ctx.publish_at_will(run, event.what, event.at)
+            case e.PersonAsked():
+                self._lifecycle.person_asked(run, event.words, event.at)
             case e.UseSeen():
                 self._limit_enforcement.use_seen(run, event)
                 self._bypasses.look(run, event.at)

@@ -6,7 +6,9 @@ Amounts are in nano-dollars (`state.money`).
 """
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
+
+from msgspec import Struct
 
 from . import events as e
 from .state.account import NOWHERE, ChargedTo
@@ -40,7 +42,7 @@ class Purse(Protocol):
         """Take the action for a call that finds too little. Return why, in words."""
 
 
-class Shortage(NamedTuple):
+class Shortage(Struct, frozen=True):
     """A purse with nothing left, as a refusal tells of it. Amounts are in USD."""
 
     key: str

@@ -1,11 +1,10 @@
 """Which run an id, a name or a prefix means, in the daemon and in `sfad.history` without one."""
 
 from collections.abc import Collection, Iterable
-from dataclasses import replace
 from itertools import islice
 from typing import Protocol
 
-from msgspec.structs import replace as replace_struct
+from msgspec.structs import replace
 
 from ..core.state.access import Scope, unknown_run
 from ..core.state.naming import is_name, one_form
@@ -73,7 +72,7 @@ def _by_name(runs: KnownRuns, name: str, scope: Scope) -> RunId | None:
         return next(iter(named))
     wanted = List(id=0, name=name, rows=1)
     return _newest(runs, Page(wanted, scope, started=True)) or _newest(
-        runs, Page(replace_struct(wanted, status=list(ENDED)), scope)
+        runs, Page(replace(wanted, status=list(ENDED)), scope)
     )
 
 
@@ -83,7 +82,7 @@ def _newest(runs: KnownRuns, page: Page) -> RunId | None:
         found = runs.page(page)
         if found.ended or not found.reached:
             return next((run_id(number) for number, _ in found.ended), None)
-        page = replace(page, query=replace_struct(page.query, before=run_id(found.reached)))
+        page = replace(page, query=replace(page.query, before=run_id(found.reached)))
 
 
 def _only_refused(runs: KnownRuns, name: str, scope: Scope) -> str | None:

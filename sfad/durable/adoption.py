@@ -9,11 +9,12 @@ launcher ─▶ what is alive          ┘
 import os
 from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import msgspec
 import trio
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from ..agents import named, session_files_of
 from ..core import events as e
@@ -86,8 +87,7 @@ Rows = list[tuple[RunInfo, RunExtra]]
 NOTHING_HANDED = HandedRun(None, [], None)
 
 
-@dataclass(frozen=True, slots=True)
-class AdoptedRun:
+class AdoptedRun(Struct, frozen=True):
     """A run that the core adopts. The launcher has adopted what is alive of it."""
 
     live: Live
@@ -96,8 +96,7 @@ class AdoptedRun:
     """How its main process ended while no daemon was there, if the kernel tells."""
 
 
-@dataclass(frozen=True, slots=True)
-class Adoption:
+class Adoption(Struct, frozen=True):
     """What was found. `rows` go into the ledger before anything else, and `event` is the core's
     first."""
 
@@ -132,8 +131,7 @@ class Adoption:
         return frozenset(one.run.id for one in self.event.runs if one.run.attempt)
 
 
-@dataclass
-class EarlierRuns:
+class EarlierRuns(Struct, dict=True):
     """Finds what is left of an earlier daemon's runs, and has the launcher adopt it. `stored` are
     pidfds of main processes that systemd has kept, by `name_of_main`."""
 

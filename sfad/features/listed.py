@@ -15,6 +15,7 @@ NAMES = (
     "otel",  # spans of runs and calls for OpenTelemetry
     "shims",  # stand-ins for agent programs, which start them as child runs
     "terminals",  # of runs, which outlive clients and daemons
+    "approvals",  # calls of tools that a person allows or denies, one at a time
     "isolation",  # sandboxes, which show terminals
     "worktrees",  # of git, which sandboxes show
     "session",  # runs that a model starts, in its shell or over MCP

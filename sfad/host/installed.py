@@ -1,4 +1,4 @@
-"""What is installed in the place of the program that runs."""
+"""The version that is installed in the place of the program that runs."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ labels."""
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from msgspec import Struct, field
 
@@ -218,7 +218,7 @@ def type_label(text: str) -> str:
 # A counter's name has no `_total` here: the text form adds it.
 
 
-class Metric(NamedTuple):
+class Metric(Struct, frozen=True):
     name: str
     kind: Literal["counter", "gauge", "histogram"]
     help: str

@@ -12,9 +12,9 @@ from collections import deque
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 import trio
+from msgspec import Struct
 
 from ..protocol.texts.units import parse_whole
 from . import probe
@@ -204,7 +204,7 @@ _MANAGER = re.compile(r"/user-(\d+)\.slice/user@\1\.service/")
 _SESSION = re.compile(r"/user-(\d+)\.slice/session-([^/\n]+)\.scope")
 
 
-class Home(NamedTuple):
+class Home(Struct, frozen=True):
     """The user, and the login session, that the daemon is in."""
 
     uid: int

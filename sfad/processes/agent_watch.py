@@ -11,10 +11,10 @@ import re
 from collections.abc import Iterable
 from contextlib import suppress
 from itertools import islice
-from typing import NamedTuple
 
 import psutil
 import trio
+from msgspec import Struct
 
 from ..core.events import AgentProcess, AgentSeen
 from ..core.state.naming import agent_of, executed_word, only_tells
@@ -48,7 +48,7 @@ _MAX_ABOVE = 64
 """Ancestors of a process that are looked at."""
 
 
-class _Seen(NamedTuple):
+class _Seen(Struct, frozen=True):
     started: int
     program: str
     command: int
@@ -114,19 +114,22 @@ class AgentWatch:
         look_at = trio.current_time() + _LOOK_EVERY  # runs may have been adopted
         await trio.sleep(self._pause(_BEGIN))
         while self._runs or trio.current_time() < self._leave_at:
+            pause, complete = 0.0, True
             until = look_at if self._runs else self._leave_at
+            # one for many waits: it costs more than a wait
             with trio.CancelScope(deadline=until) as self._waiting:
-                await trio.lowlevel.wait_readable(events)
+                while complete and not pause:
+                    await trio.lowlevel.wait_readable(events)
+                    pids = events.pids()
+                    complete = pids is not None
+                    if pids is not None and self._runs:
+                        self._look_at(pids)
+                        self._search_soon()
+                    pause = self._pause(0)
             self._waiting = None
-            pids = events.pids()
-            if not self._runs:
-                pause = self._pause(0)
-            elif pids is None or trio.current_time() >= look_at:
+            if self._runs and (not complete or trio.current_time() >= look_at):
                 pause, look_at = max(_GATHER, self._look_at_all()), math.inf
-            else:
-                self._look_at(pids)
-                pause = self._pause(0)
-            self._search_soon()
+                self._search_soon()
             if pause:
                 await trio.sleep(pause)
 

@@ -25,6 +25,7 @@ Rlimits = tuple[tuple[int, int], ...]
 """Soft and hard limit of each kind, by its number."""
 
 
+# no struct: helpers load this without msgspec
 @dataclass(frozen=True, slots=True)
 class Credentials:
     uid: int

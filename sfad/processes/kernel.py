@@ -1,9 +1,8 @@
 """What the kernel tells of processes and psutil does not, or not fast enough; and signals to
 exactly one process. Helpers execute this too, in an interpreter without psutil.
 
-`observed` asks psutil. `docs/architecture.md` names psutil's traps. `None` means gone, or not ours
-to see. Any other failure (no descriptor is free, no memory) is an `OSError`: it must not be taken
-for "gone".
+`observed` asks psutil, and names its traps. `None` means gone, or not ours to see. Any other
+failure (no descriptor is free, no memory) is an `OSError`: it must not be taken for "gone".
 """
 
 import errno
@@ -110,7 +109,7 @@ def is_alive(pid: int, started: int | None = None) -> bool:
 
 def stat(pid: int) -> Stat | None:
     """Return one process, or `None`. Raises `OSError`."""
-    fields = _fields(pid)
+    fields = stat_fields(pid)
     return (
         Stat(pid, fields[0].decode(), int(fields[1]), int(fields[19]) - _AHEAD, int(fields[17]))
         if fields
@@ -138,7 +137,7 @@ def age(started: int) -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) - (started + _AHEAD) / _TICKS
 
 
-def _fields(pid: int) -> list[bytes]:
+def stat_fields(pid: int) -> list[bytes]:
     """Return the fields of /proc/PID/stat from the third on, the state; the name before it may
     contain anything."""
     content = read(f"/proc/{pid}/stat")
@@ -182,7 +181,7 @@ def status_of_zombie(pid: int) -> int | None:
         visible = os.geteuid() in (0, os.stat(f"/proc/{pid}").st_uid)
     except FileNotFoundError:
         return None
-    fields = _fields(pid) if visible else []
+    fields = stat_fields(pid) if visible else []
     return int(fields[49]) if fields else None
 
 
@@ -233,7 +232,7 @@ def words(cmdline: bytes) -> list[str]:
 def executed(pid: int) -> bool:
     """Return whether a process has executed a program since it was forked: without PF_FORKNOEXEC,
     in field 9 of /proc/PID/stat."""
-    fields = _fields(pid)
+    fields = stat_fields(pid)
     return bool(fields) and not int(fields[6]) & 0x40
 
 

@@ -278,10 +278,13 @@ class LocalLauncher(Launcher):
     def leave(self, run_id: RunId, failed: str | None = None, *, left: bool = False) -> None:
         run = self._runs.get(run_id)
         if run and run.in_program:
-            run.in_program = False
             self._reactor.soon(self._left, run, failed, left)
 
     def _left(self, run: LaunchedRun, failed: str | None, left: bool) -> None:
+        if not run.in_program:
+            return
+        # not before: the end of a process below it would report the run empty before its exit
+        run.in_program = False
         code, empty = 0 if failed is None else 1, self._owed.known_empty(run, None)
         self._emitter.emit(MainExited, run.id, code, None, empty, None, failed, left)
         self._owed.report_if_empty(run)

@@ -3,7 +3,27 @@
 A `psutil.Process` is one process, by its pid and its start, for as long as this daemon lives.
 psutil's exceptions are mapped here, once: for a process that has ended, or is hidden from this
 user, the answer is `None`, or what `ask` was given. Any other failure is an `OSError`. `kernel` has
-what psutil is not asked.
+what psutil is not asked. Before you ask psutil for more, know these traps:
+
+- `cmdline` and `environ` read all that a process shows, which any user can make as long as it likes
+  (PR_SET_MM_MAP): 500 MB took 68 s and 4.5 GiB. `exe` and `str(process)` read the command line too,
+  and so does `name` of 15 characters. `kernel.command` and `kernel.environ` have a bound.
+- `cmdline` splits a command of one word at its spaces. The environment of a process in the middle
+  of execve(2) is empty: ask again.
+- `Process.wait` takes the status of a child of ours from its owner.
+- psutil signals by pid: open a pidfd, ask whether the process is still the same, and signal by the
+  pidfd.
+- `children` scans all processes; with `recursive=True` it misses what was forked meanwhile.
+  `parent` and `parents` read /proc/stat twice for each ancestor.
+- A zombie may be a main thread that has ended while other threads live (`lives`). `is_running` is
+  true of a zombie.
+- `create_time` is the time of day at boot, in whole seconds, and the ticks since then. It moves
+  with the clock. What is saved is the start in ticks and the id of the boot.
+- The `pss` of `memory_full_info` counts pages of files, which the kernel takes back before it
+  enforces a limit.
+- `process_iter` keeps its `Process` when the pid is used again, until `is_running` was asked.
+- `cpu_affinity` binds the main thread only. `Process(None)` is the calling process. A negative pid
+  is a `ValueError`.
 """
 
 from collections.abc import Callable

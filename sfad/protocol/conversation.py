@@ -6,7 +6,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from socket import CMSG_SPACE, MSG_CMSG_CLOEXEC, SCM_RIGHTS, SOL_SOCKET, socket
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from .framing import MAX_REPLY, SUPPORTED, FrameDecoder, ProtocolError
 from .requests.base import MAX_DESCRIPTORS, Hello, Reply, pack_message, unpack_reply
@@ -16,7 +17,7 @@ CHUNK = 256 * 1024
 _END = "the other end has closed the connection"
 
 
-class Answer(NamedTuple):
+class Answer(Struct, frozen=True):
     reply: Reply
     descriptors: list[int]
     """The reader closes them."""

@@ -7,16 +7,17 @@ hold.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from msgspec import Struct
 
 from .types import Blocked
 
 Blocks = tuple[Blocked, ...]
 
 
-class HoldKind(NamedTuple):
+class HoldKind(Struct, frozen=True):
     blocks: Blocks
-    """What a hold of this kind may block. The clock of the run stands, unless only calls wait."""
+    """What a hold of this kind may block. The clock of the run stands, unless only calls of its
+    model wait."""
     means: str
     """Why the run waits."""
     ends: str
@@ -104,6 +105,10 @@ HOLDS: dict[str, HoldKind] = {
     "ancestor": HoldKind(
         _BOTH, "a run above it is paused", "that run goes on", "with a run above",
         told="{words} ({command})",
+    ),
+    "tool": HoldKind(
+        _CALL, "its agent asks a person for a call of a tool", "a person allows or denies it",
+        "asks for approval", told="asks for approval: {words}: {command}",
     ),
     "call": HoldKind(
         _CALL, "model calls wait for others to end, or for their rate",

@@ -98,6 +98,10 @@ KINDS: dict[LimitKind, LimitSpec] = {
         "q", "s", "seconds without a sign of life", "run", "signs", 1.0, words=("quiet", "idle"),
         fields=("max_silence_ms",)
     ),
+    LimitKind.WAITING: LimitSpec(
+        "h", "s", "seconds of waiting for a person", "run", "signs", 1.0, words=("person",),
+        fields=("max_waiting_ms",)
+    ),
     # with less than a mebibyte no command can be executed
     LimitKind.MEMORY: LimitSpec("M", "bytes", "bytes of memory", "tree", "kernel", 2**20,
                                 words=("mem",)),

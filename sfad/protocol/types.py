@@ -138,6 +138,7 @@ class LimitKind(Word):
     EXECUTION_COST = "execution_cost"
     OUTPUT = "output"
     SILENCE = "silence"
+    WAITING = "waiting"
     MEMORY = "memory"
     PIDS = "pids"
     CPU = "cpu"
@@ -386,11 +387,17 @@ class After(Struct, frozen=True, kw_only=True, gc=False):
     """Another run, for whose end a run waits before it starts; or a time for which it waits."""
 
     run: RunId
-    """In a request also a name, or a unique prefix of an id. Empty with `at`."""
+    """In a request also a name, or a unique prefix of an id; NODE/ID of a run of another node.
+    Empty with `at`."""
     ok: bool = False
     """Whether that run has to complete: otherwise the run that waits never starts."""
     at: datetime | None = None
     """The time."""
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the run is one of another machine."""
+        return "/" in self.run
 
     @property
     def words(self) -> str:
@@ -550,6 +557,31 @@ class Hold(Struct, frozen=True, kw_only=True, gc=False):
     """For `limit` and `approval`: the kind of limit."""
 
 
+class PersonAwaited(Struct, frozen=True, kw_only=True):
+    """That a run waits for a person (docs/terminals.md#waiting-for-a-person)."""
+
+    since: datetime
+    source: Literal["program", "bell", "notification", "title", "prompt"]
+    """How that is known: the agent program says so, its terminal does (three ways), or a prompt
+    stands still while a process reads the terminal."""
+    words: str = ""
+    """What the program says."""
+    screen: list[str] = []
+    """The last lines of the screen then."""
+
+
+class Approval(Struct, frozen=True, kw_only=True):
+    """A call of a tool that an agent asks for (docs/approvals.md)."""
+
+    call: str
+    """`call-1`: counts up in its run."""
+    tool: str
+    arguments: str
+    """JSON, cut at 4 096 characters, without what looks like a secret."""
+    cwd: str
+    since: datetime
+
+
 class RunInfo(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A run as it is shown. A field that only a live run has is `None` or empty when the run has
     ended."""
@@ -698,7 +730,12 @@ class RunInfo(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Of a live run: why it waits, or calls of it. It is queued while one of these blocks its
     start, and paused while one blocks its processes."""
     activity: str | None = None
-    """Of a live run: what it does that is not its command: `check` or `setup`."""
+    """Of a live run: what it does that is not its command: `check` or `setup`; `waiting`: its
+    command waits for a person."""
+    waiting: PersonAwaited | None = None
+    """With the activity `waiting`."""
+    approvals: tuple[Approval, ...] = ()
+    """Of a live run: the calls of tools that its agent asks a person for."""
     checks: tuple[Check, ...] = ()
     """What has to succeed before it is completed, in order."""
 
@@ -1053,6 +1090,8 @@ class Event(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     host: str | None = None
     """For `egress_refused`, with the next: what the run may not reach."""
     port: int | None = None
+    screen: list[str] = []
+    """For `run_waiting`: the last lines of its terminal."""
     provider: str | None = None
     """For `plan_nearing`, `plan_exhausted`, `plan_reset` and `plan_credits`, with the next four."""
     account: str | None = None

@@ -109,7 +109,7 @@ class KnownRun(NamedTuple):
     lineage_ids: tuple[RunId, ...]
 
 
-class Shown(NamedTuple):
+class Shown(Struct, frozen=True):
     """A live run as it was shown last."""
 
     version: int
@@ -121,7 +121,7 @@ class Shown(NamedTuple):
     row: Raw
 
 
-class Listed(NamedTuple):
+class Listed(Struct, frozen=True):
     """The runs of a page."""
 
     ended: dict[int, Raw]

@@ -361,6 +361,15 @@ class Live(Struct, eq=False):
         self.meter_silent, self.unused = silent, None
         self.revision += 1
 
+    def show(self, **fields: Any) -> None:
+        """Have features' fields of its `RunInfo` shown so from now on; `None`: not any more."""
+        for name, value in fields.items():
+            if value is None:
+                self.shown.pop(name, None)
+            else:
+                self.shown[name] = value
+        self.revision += 1
+
     def reach(self, milestone: str) -> None:
         self.milestone = milestone
         self.revision += 1

@@ -66,7 +66,7 @@ def info_of(
     ended, exit_, sources = run.status.terminal, latest.exit, run.account.sources
     counts = run.clock.since is not None
     elapsed = round(run.clock.elapsed(now), 3) if run.started_at is not None else None
-    more, status = dict(live.shown), run.status
+    more, status = {} if ended else dict(live.shown), run.status
     for name, shows in SHOWN:
         if (decided := getattr(live.parts, name)) is not None:
             more |= shows(decided, live)
@@ -76,7 +76,7 @@ def info_of(
     if signs is not None and signs.heard is not None:
         more["last_heard_at"] = wall_clock() - timedelta(seconds=now - signs.heard)
         more["stopped"] = signs.is_stopped and run.status is Status.RUNNING
-    if asked.stages:
+    if asked.stages or run.remote is not None:
         if (doing := activity(run)) is not None:
             more["activity"], status = doing, _status(run)
         more["checks"] = checks_of(run)

@@ -3,11 +3,12 @@ is not known in full."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
 
 import trio
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from ..agents import Reading
 from ..agents.counters import MAX_LINE, SubscriptionTold, minus, printable
@@ -32,8 +33,7 @@ from .pricing import PriceList, Prices
 # as 0 USD.
 
 
-@dataclass(slots=True)
-class PriceGaps:
+class PriceGaps(Struct):
     """Models without a price."""
 
     unpriced: Counter[str] = field(default_factory=Counter)
@@ -234,8 +234,7 @@ Publish = Callable[[EventType, RunId, str], None]
 MAX_UNPRICED = 16
 
 
-@dataclass(slots=True)
-class MeterNotices:
+class MeterNotices(Struct):
     """`publish` is for events that only inform."""
 
     live: Live

@@ -6,7 +6,6 @@ from datetime import timedelta
 from functools import partial
 from math import ceil
 from signal import SIGKILL
-from typing import NamedTuple
 
 import psutil
 import trio
@@ -48,7 +47,7 @@ from .tail import Tail
 # ---- What agents report and reserve, and model calls of the gateway, with their price
 
 
-class NotedCalls(NamedTuple):
+class NotedCalls(Struct, frozen=True):
     """What the gateway of a user, or the service's own, has noted of its calls."""
 
     gateway_uid: int | None

@@ -16,7 +16,7 @@ from copy import copy
 from datetime import UTC, datetime
 from decimal import Decimal
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, NamedTuple, get_args
+from typing import TYPE_CHECKING, get_args
 from urllib.parse import urlsplit
 
 import trio
@@ -178,7 +178,7 @@ _BEDROCK = re.compile(r"(?:[a-z-]+\.)?[a-z0-9]+\.[a-z]")
 """`anthropic.claude-…`, `us.anthropic.claude-…`: Amazon's names of other makers' models."""
 
 
-class Cost(NamedTuple):
+class Cost(Struct, frozen=True):
     usd: float
     sure: float
     """What it is at least; below `usd` where a price stands in for another one."""
@@ -399,7 +399,7 @@ _Priced = Callable[[int], _Rates]
 """Takes the input tokens of a request; returns the rates of a model now."""
 
 
-class _Match(NamedTuple):
+class _Match(Struct, frozen=True):
     rates: _Priced
     seller: str = ""
     """The library's id of the provider whose price it is; empty for prices of ours."""

@@ -11,10 +11,11 @@ import sqlite3
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 from urllib.parse import quote
+
+from msgspec import Struct, field
 
 from ..agents.counters import MAX_LINE, Reading
 from ..agents.program import (
@@ -44,15 +45,14 @@ MOST_TIME = 1 << 47
 _libc = ctypes.CDLL(None)
 
 
-class _Stamp(NamedTuple):
+class _Stamp(Struct, frozen=True):
     """What changes whenever a database is written to: of its file and of its log."""
 
     files: tuple[tuple[int, int, int], ...]
     changed: float
 
 
-@dataclass(frozen=True, slots=True)
-class FoundDatabase:
+class FoundDatabase(Struct, frozen=True):
     path: str
     uid: int
     status: os.stat_result
@@ -152,8 +152,7 @@ def _time(milliseconds: Any) -> datetime | None:
     return datetime.fromtimestamp(milliseconds / 1000, UTC)
 
 
-@dataclass(slots=True)
-class DatabaseStore:
+class DatabaseStore(Struct):
     """A `Store`: rows in a database."""
 
     database: SessionDatabase

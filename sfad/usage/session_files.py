@@ -6,11 +6,11 @@ import stat
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple, Protocol
 
 import msgspec
+from msgspec import Struct, field
 
 from ..agents.counters import MAX_LINE, Meter, Reading
 from ..agents.program import (
@@ -172,8 +172,7 @@ class Store(Protocol):
 # ---- Files
 
 
-@dataclass(slots=True)
-class _SessionFile:
+class _SessionFile(Struct):
     meter: Meter
     head: SessionHead
     inode: int
@@ -186,8 +185,7 @@ class _Told(msgspec.Struct):
     sessionId: str = ""  # noqa: N815 - Claude Code's word
 
 
-@dataclass(slots=True)
-class FileStore:
+class FileStore(Struct):
     """A file for each session, and for each subagent."""
 
     files: SessionFiles

@@ -14,12 +14,13 @@ import sqlite3
 import time
 import traceback
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import InitVar, dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import chain
 
 import psutil
 import trio
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from ..agents.counters import Reading
 from ..agents.program import (
@@ -50,8 +51,7 @@ LOOK_SECONDS = 0.1
 """Seconds of reading in one look: 50 MB of what agents write."""
 
 
-@dataclass(slots=True, eq=False)
-class Session:
+class Session(Struct, eq=False, dict=True):
     """The session of one attempt. It is known by the id that the command, the stream or a file
     tells."""
 
@@ -61,7 +61,7 @@ class Session:
     cwd: str
     uid: int
     began: datetime
-    given: InitVar[str | None] = None
+    given: str | None = None
     """The id of the session in the command."""
     session_id: str | None = None
     guess: str | None = None
@@ -96,16 +96,16 @@ class Session:
     written: float = 0.0
     """When something that may be of the session was written last, in seconds since the epoch."""
     _succeeded: bool = False
-    _store: Store = field(init=False)
 
-    def __post_init__(self, given: str | None) -> None:
+    def __post_init__(self) -> None:
         since = self.began.timestamp()
+        self._store: Store
         if isinstance(self.files, SessionDatabase):
             self._store = DatabaseStore(self.files, self.uid, since)
         else:
             assert isinstance(self.files, SessionFiles)
             self._store = FileStore(self.files, self.uid, since)
-        self.name(given or "")
+        self.name(self.given or "")
 
     def name(self, session_id: str) -> None:
         """Note the id of the session. An id that no agent would give is ignored."""
@@ -248,8 +248,7 @@ _OWN: _Process = (0, 0)
 _Key = tuple[RunId, _Process]
 
 
-@dataclass
-class Sessions:
+class Sessions(Struct, dict=True):
     """The sessions of all runs. `seen(run, readings)`: what the files of the run's attempts tell
     has changed; a reading for each file. `lost(run, message)`: the session cannot be told from
     another."""

@@ -182,7 +182,7 @@ class SilenceWatch(Struct):
         run = one.live.run
         sample = self.launcher.footprints([run.id], cpu=True).get(run.id)
         used = one.use(now, sample, self.signs.share(one.live))
-        if used or run.status is not Status.RUNNING or run.paused_in_lineage:
+        if used or run.status is not Status.RUNNING or run.paused_in_lineage or run.asks:
             one.since = now
         else:
             one.since = max(one.since, self.signs.of(one.live, now) or 0.0)
@@ -195,4 +195,5 @@ class SilenceWatch(Struct):
         left, pause = one.limit - silent, max(LEAST, one.limit / LOOKS)
         one.due = now + (min(left, pause) if left > 0 else pause)
         if silent >= self.nearing * one.limit:
-            self.feed(e.LevelSeen(now, run.id, LimitKind.SILENCE, silent, refused=False))
+            doing = "waiting for a person" if "waiting" in one.live.shown else ""
+            self.feed(e.LevelSeen(now, run.id, LimitKind.SILENCE, silent, doing=doing))

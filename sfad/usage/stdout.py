@@ -4,9 +4,10 @@ meter an attempt."""
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ..agents.counters import Meter, Reading
 from ..storage.output import holes
@@ -54,8 +55,7 @@ class MeterPosition(msgspec.Struct, array_like=True, forbid_unknown_fields=True)
     restarted: bool = False
 
 
-@dataclass(slots=True, eq=False)
-class StdoutFile:
+class StdoutFile(Struct, eq=False):
     """`open_stdout` returns a descriptor, and raises `FileNotFoundError` if there is nothing to
     read yet. `lost` gets a sentence about what could not be read; `cut` is called when the last
     line that was read will not continue."""

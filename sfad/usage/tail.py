@@ -13,11 +13,11 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
 import trio
+from msgspec import Struct, field
 
 from ..agents import Reading
 from ..host.tasks import in_thread
@@ -312,8 +312,7 @@ class Drains:
         self._spare = max(0.0, end - self._drained)
 
 
-@dataclass
-class Tail:
+class Tail(Struct, dict=True):
     """Follows all runs whose output is kept. Everything but `serve` is synchronous; nothing raises
     `OSError`.
 

@@ -5,10 +5,10 @@ import re
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import TypeVar
 
 import msgspec
+from msgspec import Struct, field
 
 from ..agents.counters import Meter, Reading
 from ..host.files import UNDECODABLE
@@ -16,7 +16,7 @@ from ..protocol.texts.redaction import redacted
 from ..protocol.texts.sanitise import clean
 from ..protocol.types import RunId
 from ..storage.output.files import SUFFIXES, TIMES, OutputFiles, Suffix
-from ..storage.output.reopened import Reopenings
+from ..storage.output.reopened import Reopenings, truncations
 from ..storage.output.times import WriteTimes
 from ..storage.output.truncated import Budget, NewestBytes, Truncation
 from .stdout import MeterPosition, StdoutMeter
@@ -128,8 +128,7 @@ _TO_BYTES = msgspec.msgpack.Encoder()
 _FROM_BYTES = msgspec.msgpack.Decoder(_SavedTail)
 
 
-@dataclass(slots=True, eq=False)
-class TailedRun:
+class TailedRun(Struct, eq=False, dict=True):
     """Nothing raises `OSError`. `seen(readings)`, `lost(message)`, `trouble(message)`: see `Tail`;
     `moved()`: its stdout is no longer where it was."""
 
@@ -148,7 +147,6 @@ class TailedRun:
     """Of its files at the last look."""
     sizes: dict[Suffix, int] = field(default_factory=dict)
     """Of each."""
-    times: WriteTimes = field(init=False)
     _inodes: dict[Suffix, int] = field(default_factory=dict)
     _taken: set[Suffix] = field(default_factory=set)
     """Files that have been told to be no longer where they were."""
@@ -231,11 +229,7 @@ class TailedRun:
                 return  # it has written nothing yet, as most runs to their end
             newest = self._newest[suffix] = NewestBytes(self.budget)
         try:
-            for earlier in reopened:
-                if (found := newest.look_back(*earlier)) is not None:
-                    self._save(suffix, found, self.limit)
-            found = newest.look(held, status, reopened=bool(reopened))
-            if found is not None:
+            for found in truncations(newest, held, status, reopened):
                 self._save(suffix, found, self.limit)
         except OSError as error:
             self.failed(error, "what it had written before it truncated its output is lost")

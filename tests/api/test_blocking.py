@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 import sfactl
-from sfactl import Daemon, Outcome, Refused, RequestFailed, RunFailed
+from sfactl import Daemon, Outcome, Refused, RequestFailed, RunFailed, SfadError
 from sfad.protocol.types import LimitKind, Status
 from tests import harness
 from tests.conftest import Start
@@ -71,6 +71,48 @@ def test_events_end_with_the_run(daemon: Daemon) -> None:
     assert (types[0], types[-1]) == ("run_accepted", "run_completed")
     assert b"".join(run.logs(follow=True)) == b"done\n"
     assert [event.type for event in run.events(types=["run_st*"])] == ["run_started"]
+
+
+def test_what_checks_print_is_read(daemon: Daemon) -> None:
+    run = daemon.spawn(sh("read line; true"), stdin=True, check=["echo one", "echo two; false"])
+    pieces = run.check_logs(follow=True)
+    run.send("", eof=True)
+    assert [(file.number, data) for file, data in pieces] == [(1, b"one\n"), (2, b"two\n")]
+    assert [data for _, data in run.check_logs()] == [b"one\n", b"two\n"]
+    (group,) = [each for each in daemon.summary(name=run.info().name).groups if each.failed]
+    assert (group.checked, group.failed) == (0, 1)
+
+
+def test_a_run_is_started_again(daemon: Daemon) -> None:
+    first = daemon.spawn(sh("echo $A; exit 3"), env={"A": "one"}, name="again", check=["false"])
+    assert first.wait(PATIENCE).exit_code == 3
+    second = daemon.rerun(first.id, env={"A": "two"}, check=["true"])
+    ended = second.wait(PATIENCE).run
+    assert (ended.name, ended.exit_code) == ("again", 3)
+    assert [each.command for each in ended.checks] == ["true"]
+    assert (b"".join(first.logs()), b"".join(second.logs())) == (b"one\n", b"two\n")
+    assert daemon.reload() == []
+
+
+@pytest.mark.needs("git")
+def test_work_is_brought_home(
+    daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AUTHOR", "COMMITTER"):
+        monkeypatch.setenv(f"GIT_{name}_NAME", "n")
+        monkeypatch.setenv(f"GIT_{name}_EMAIL", "n@example.com")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "one"]):
+        subprocess.run(["git", *words], check=True)
+    run = daemon.spawn(sh("echo work > new"), worktree=True)
+    assert run.wait(PATIENCE).ok
+    assert "+work\n" in run.diff()
+    assert (run.land(message="m").files, run.land().landed) == (["new"], "nothing")
+    assert (tmp_path / "new").read_text() == "work\n"
+    with pytest.raises(SfadError, match="has no worktree") as raised:
+        daemon.spawn(["true"]).diff()
+    assert raised.value.kind == "refused"
 
 
 def test_output_is_followed_as_it_is_written(daemon: Daemon) -> None:

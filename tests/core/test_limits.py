@@ -32,6 +32,7 @@ RANGES: dict[str, tuple[float, float | None, bool, bool]] = {
     "execution_cost": (0.01, 100, False, True),
     "output": (65536, 1 << 30, True, False),
     "silence": (1, None, False, True),
+    "waiting": (1, None, False, True),
     "memory": (1 << 20, None, True, True),
     "pids": (1, None, True, True),
     "cpu": (0.01, None, False, False),
@@ -165,7 +166,7 @@ def test_which_kinds_take_an_action(kind: str, action: Action) -> None:
 
 def test_scopes() -> None:
     of_runs = {kind.value for kind in KINDS if KINDS[kind].scope == "run"}
-    assert of_runs == {"time", "turns", "messages", "output", "silence"}
+    assert of_runs == {"time", "turns", "messages", "output", "silence", "waiting"}
     assert {"turns", "messages", "tokens", "cost", "planning_cost", "execution_cost"} == {
         kind.value for kind in METERED_KINDS
     }
@@ -513,7 +514,7 @@ def test_only_a_time_limit_that_terminates_bounds_descendants() -> None:
 @pytest.mark.parametrize("kind", [kind for kind in RANGES if RANGES[kind][3]])
 def test_each_crossing_is_told_once_and_at_its_number(kind: str) -> None:
     """Near is at 80 %, over is above; for time at it."""
-    at_it = kind in ("time", "silence")
+    at_it = kind in ("time", "silence", "waiting")
     for amount, expected in (
         (0, []), (79.9, []), (80, [False]), (99.9, [False]),
         (100, [False, True] if at_it else [False]), (100.001, [False, True]), (1e18, [False, True]),

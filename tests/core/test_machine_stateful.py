@@ -58,6 +58,7 @@ THRESHOLDS: dict[LimitKind, list[float]] = {
     LimitKind.EXECUTION_COST: [0.5],
     LimitKind.OUTPUT: [65536],
     LimitKind.SILENCE: [4.0],
+    LimitKind.WAITING: [4.0],
     LimitKind.MEMORY: [2**20, 2**21],
     LimitKind.PIDS: [3, 9],
     LimitKind.CPU: [0.5],

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import permutations, product
 
 import pytest
+from msgspec.structs import replace
 
 from sfad.core import commands as c
 from sfad.core import events as e
@@ -99,7 +99,7 @@ TOLD = [None, 0, 3]
 @pytest.mark.parametrize(("one", "other"), list(product(TOLD, TOLD)))
 def test_sums_of_known_and_unknown_amounts(one: int | None, other: int | None) -> None:
     expected = None if one is None and other is None else (one or 0) + (other or 0)
-    for field in Use.__dataclass_fields__:
+    for field in Use.__struct_fields__:
         if field not in ("cost_from", "partial", "estimated"):
             total = Use(**{field: one}).plus(Use(**{field: other}))  # type: ignore[arg-type]
             assert getattr(total, field) == expected, field

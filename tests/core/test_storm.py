@@ -10,11 +10,11 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from itertools import product
 from typing import Any, ClassVar
 
 import pytest
+from msgspec.structs import replace
 
 from sfad.core import commands as c
 from sfad.core import events as e

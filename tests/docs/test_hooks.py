@@ -3,8 +3,10 @@ takes."""
 
 from __future__ import annotations
 
+import http.server
 import json
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -71,7 +73,7 @@ def test_a_failed_run_is_in_the_mail(start: Start, tmp_path: Path) -> None:
     box = Mailbox()
     box.start()
     command = f'["{program}", "127.0.0.1:{box.port}", "me@example.org"]'
-    (patterns,) = re.findall(r"^    (on = .*)$", PAGE, re.MULTILINE)
+    patterns, *_ = re.findall(r"^    (on = .*)$", PAGE, re.MULTILINE)
     daemon = start(config=f'[[hooks]]\nname = "mail"\n{patterns}\ncommand = {command}\n')
     try:
         with daemon.client() as client:
@@ -114,3 +116,62 @@ def test_the_mail_of_an_alert_says_raised_and_that_it_was_cleared_is_no_mail() -
     assert [message_from_string(mail, policy=policy.default)["Subject"] for mail in box.mails] == [
         "sfad: alert_limit raised nightly"
     ]
+
+
+class Received(threading.Thread):
+    """A server that takes what is posted to it, and answers with 200."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.posted: list[tuple[str, dict[str, str], str]] = []
+        """Paths, headers and bodies."""
+        received = self.posted
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+                received.append((self.path, dict(self.headers), body))
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+    def run(self) -> None:
+        self.server.serve_forever()
+
+
+@pytest.mark.parametrize("recipe", ["ntfy", "slack"])
+def test_a_push_to_a_telephone(start: Start, tmp_path: Path, recipe: str) -> None:
+    """The recipes reach their services, as `sfactl hooks test` says."""
+    for program in ("curl", "jq") if recipe == "slack" else ("curl",):
+        if shutil.which(program) is None:
+            pytest.skip(f"the recipe needs {program}")
+    (command,) = (each for each in re.findall(r"command = \[.*\]", PAGE) if recipe in each)
+    web = Received()
+    web.start()
+    (tmp_path / "slack-url").write_text(f"{web.url}/services/T0\n")
+    command = command.replace("https://ntfy.sh", web.url)
+    command = command.replace("/etc/sfad/slack-url", str(tmp_path / "slack-url"))
+    daemon = start(
+        config=f'[[hooks]]\nname = "phone"\non = ["run_waiting", "approval_*"]\n{command}\n'
+    )
+    try:
+        done = daemon.sfactl("hooks", "test", "phone", "--event", "run_waiting")
+        assert done.returncode == 0, done.stdout
+        assert done.stdout.startswith("exit code 0")
+    finally:
+        web.server.shutdown()
+        web.server.server_close()
+    ((path, headers, body),) = web.posted
+    if recipe == "ntfy":
+        assert (path, headers["Title"]) == ("/my-topic", "run_waiting")
+        assert body == "test: a test of this hook"
+    else:
+        assert path == "/services/T0"
+        assert json.loads(body) == {"text": "test run_waiting: a test of this hook"}
+    failed = daemon.sfactl("hooks", "test", "phone", "--event", "approval_requested")
+    assert failed.returncode == 1, "no one listens any more"

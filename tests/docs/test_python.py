@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,12 +12,13 @@ from tests.conftest import Start
 from tests.docs.pages import blocks, text_of
 from tests.harness import PATIENCE
 
-FRAMEWORKS = ("from pydantic_ai", "from agents", "from langgraph", "from smolagents")
+FRAMEWORKS = ("pydantic_ai", "agents", "langgraph", "smolagents", "crewai")
 """Tried by tests/frameworks."""
+ROOT = Path(__file__).parents[2]
 PROGRAMS = [
     block.text
     for block in blocks(text_of("python.md"))
-    if block.language == "python" and not any(each in block.text for each in FRAMEWORKS)
+    if block.language == "python" and not any(f"from {each}" in block.text for each in FRAMEWORKS)
 ]
 SAYS = (
     ["run_accepted", "run_completed", "completed None reading\ndone\n"],
@@ -37,3 +39,17 @@ def test_a_program(share: Start, program: str, says: list[str]) -> None:
     assert done.returncode == 0, done.stderr
     for words in says:
         assert words in done.stdout
+
+
+@pytest.mark.rest("runs mypy")
+def test_the_programs_are_typed(tmp_path: Path) -> None:
+    """mypy knows each name that they use of the client."""
+    files = [tmp_path / f"program{number}.py" for number in range(len(PROGRAMS))]
+    for file, program in zip(files, PROGRAMS, strict=True):
+        file.write_text(program)
+    words = ["--check-untyped-defs", "--cache-dir", str(tmp_path / "cache"), *map(str, files)]
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--config-file", "/dev/null", *words],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr

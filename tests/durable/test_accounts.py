@@ -85,7 +85,7 @@ def test_money_is_saved_in_dollars() -> None:
         below={LimitKind.COST: 1_500_000_000, LimitKind.TOKENS: 7},
     )
     saved = msgspec.msgpack.decode(msgspec.msgpack.encode(account, enc_hook=to_saved))
-    assert saved["sources"]["stream"] == dict.fromkeys(Use.__dataclass_fields__) | {
+    assert saved["sources"]["stream"] == dict.fromkeys(Use.__struct_fields__) | {
         "turns": 1,
         "cost": 0.25,
         "partial": False,

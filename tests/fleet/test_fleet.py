@@ -29,6 +29,7 @@ from sfad.protocol.types import (
     Action,
     Bound,
     BudgetState,
+    Checks,
     Limit,
     LimitKind,
     Placing,
@@ -244,6 +245,36 @@ def test_a_cost_limit_is_exact_over_parent_and_remote_child(fleet: Daemons) -> N
         client.call(m.Stop(id=0, runs=[child.id]), m.Stopped)
         assert _cost(client, parent.id) == pytest.approx((0.4, 0))
         client.call(m.Stop(id=0, runs=[parent.id, top.id]), m.Stopped)
+    nothing_left(fleet)
+
+
+def test_a_placed_run_is_checked_on_its_node(fleet: Daemons) -> None:
+    check = Checks(commands=["true", "echo $SFA_ATTEMPT on the node; test $SFA_ATTEMPT = 2"])
+    with fleet["n1"].client() as client:
+        options = {"check": check, "retry_delay": 0.0}
+        failed = ended(client, started(client, ["true"], name="once", **options, **on("n2")).id)
+        run = ended(client, started(client, ["true"], attempts=2, **options, **on("n2")).id)
+        assert failed.reason is not None
+        assert (failed.status, failed.reason.kind, failed.reason.lines) == (
+            Status.FAILED, "check", ["1 on the node"],
+        )  # fmt: skip
+        assert [each.state for each in failed.checks] == ["passed", "failed"]
+        assert (run.status, [each.state for each in run.checks]) == (
+            Status.COMPLETED,
+            ["passed"] * 2,
+        )
+    n1 = fleet["n1"]
+    assert n1.sfactl("wait", failed.id).returncode == 6
+    assert "checked: true, " in n1.sfactl("why", run.id).stdout
+    for name in (run.id, f"n1/{run.id}"):
+        printed = n1.sfactl("logs", "--check", "-f", name).stdout.splitlines()
+        assert [line for line in printed if not line.startswith("── ")] == [
+            "1 on the node",
+            "2 on the node",
+        ]
+    groups = json.loads(n1.sfactl("summary", "--json").stdout)["groups"]
+    once = next(each for each in groups if each["key"] == "once")
+    assert (once["checked"], once["unchecked"], once["failed"]) == (0, 0, 1)
     nothing_left(fleet)
 
 

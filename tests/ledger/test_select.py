@@ -5,16 +5,15 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from sfad.core.state.access import EVERYTHING, Scope
 from sfad.core.state.run import run_id
@@ -196,7 +195,7 @@ def ledgers(draw: st.DrawFn) -> list[tuple[RunInfo, RunExtra]]:
             created_at=WHEN + timedelta(seconds=draw(st.integers(-3, 12))),
         )
         session = draw(st.booleans())
-        info = msgspec.structs.replace(info, session=session)
+        info = replace(info, session=session)
         mode = "session" if session else draw(st.none() | st.just("detached"))
         rows.append((info, RunExtra(uid=draw(UIDS), mode=mode)))
     return rows
@@ -281,10 +280,10 @@ def pages(reader: Reader, page: Page) -> Iterator[Selection]:
         reached = run_id(selection.reached)
         if after is not None:
             assert reached > after, "each page is higher than the one before"
-            query = msgspec.structs.replace(page.query, after=reached)
+            query = replace(page.query, after=reached)
         else:
             assert before is None or reached < before, "each page is lower than the one before"
-            query = msgspec.structs.replace(page.query, before=reached)
+            query = replace(page.query, before=reached)
         page = replace(page, query=query)
         selection = reader.select(page)
         yield selection

@@ -38,7 +38,7 @@ def commands() -> Path:
     if os.environ.get("SFAD_TEST_AGENTS") not in {"1", "all"}:
         pytest.skip(
             "real agents are tried with SFAD_TEST_AGENTS=1: "
-            "it fetches some 550 MB from npm, 1.2 GB on disk (docs/agents.md)"
+            "it fetches some 550 MB from npm, 1.2 GB on disk"
         )
     return install()
 

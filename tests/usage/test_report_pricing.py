@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace as replace_fields
 from datetime import UTC, datetime
 from typing import Any
 
@@ -146,7 +145,7 @@ def test_a_deployment_is_reserved_at_the_price_of_what_has_answered_before() -> 
     call = CallInfo(
         time=datetime.now(UTC), run_id="a", number=1, state="under_way", upstream="azure", model="x"
     )
-    reserved = replace_fields(RESERVED, call=call)
+    reserved = replace(RESERVED, call=call)
 
     def asked(upstream: str) -> CallPrice:
         return pricing.price_of_call(

@@ -6,7 +6,8 @@ What is not known is never taken for a success, and what may have run is not run
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from ...protocol.types import Reason, Status
 from .. import commands as c
@@ -25,8 +26,7 @@ from ..state.vocabulary import ReasonKind, Timer
 from .admission import Admission
 
 
-@dataclass(frozen=True, slots=True)
-class Adopting:
+class Adopting(Struct, frozen=True):
     _ctx: Context
     _lifecycle: Lifecycle
     _spending: Spending

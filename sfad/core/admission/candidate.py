@@ -1,8 +1,7 @@
 """The run that a spawn request describes: its values checked, its bounds narrowed, a session's
 limits set."""
 
-from typing import NamedTuple
-
+from msgspec import Struct
 from msgspec.structs import replace
 
 from ...protocol.kinds import KINDS
@@ -22,7 +21,7 @@ from ..state.tree import narrower
 # agent sets
 
 
-class _Cap(NamedTuple):
+class _Cap(Struct, frozen=True):
     default: float
     default_key: str
     most: float
@@ -200,7 +199,7 @@ def _by_default(kind: LimitKind, own: ActiveLimit | None, cap: _Cap, *, by_entry
 # decides whether it may start.
 
 
-class Draft(NamedTuple):
+class Draft(Struct, frozen=True):
     """What all runs have in common that are asked for in the same way."""
 
     asked: Asked

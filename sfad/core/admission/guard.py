@@ -2,7 +2,6 @@
 only, and fails closed."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -22,7 +21,7 @@ FINISH = "Do not try again; finish your task with what you already have."
 6 minutes."""
 
 
-class Quota(NamedTuple):
+class Quota(Struct, frozen=True):
     """What a refusal tells of the bound that is reached."""
 
     key: str | None = None
@@ -354,6 +353,7 @@ def _concurrency(q: Question) -> Refusal | None:
         else ""
     )
     running = f"{counted(value, 'agent tree')} {'is' if value == 1 else 'are'} already running"
+    running += " here, others on other machines," if q.slots.parts is not None else ""
     return q.refuse(
         Rule.CONCURRENCY,
         f"{running}{whose}; {key} is {limit}, and the request said not to queue{_when(wait)}",

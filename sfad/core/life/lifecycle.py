@@ -71,7 +71,9 @@ class Lifecycle(Struct, frozen=True):
         """Count the run's time from now on, up to the next event or action that it calls for. It
         stands while a subscription holds a run below: that may take days, and most runs above only
         wait for it."""
-        if run.children and any(each.window_hold is not None for each in run.subtree()):
+        if run.asks or (
+            run.children and any(each.window_hold is not None for each in run.subtree())
+        ):
             return
         if self._ctx.policy.watches_clocks:
             self._ctx.watch(run)
@@ -79,6 +81,18 @@ class Lifecycle(Struct, frozen=True):
         due = run.clock.reaches(self.next_mark(run))
         assert due is not None
         self._ctx.arm(run, Timer.DEADLINE, due)
+
+    def person_asked(self, run: Run, words: str, at: float) -> None:
+        """Let its clock stand while a run asks a person for something."""
+        if words == run.asks:
+            return
+        run.asked_at = None if not words else run.asked_at if run.asks else at
+        run.asks = words
+        self._ctx.changed(run)
+        if run.status is Status.RUNNING and words:
+            self.halt_clock(run, at)
+        elif run.status is Status.RUNNING:
+            self.start_clock(run, at)
 
     def next_mark(self, run: Run) -> float:
         """Return the seconds at which the run's time calls for an event or an action."""
@@ -232,10 +246,11 @@ def _told(run: Run) -> str:
     """Return why a run has ended, how it was checked, and what its end has stopped."""
     reason = run.ending.reason if run.ending is not None else None
     stopped = run.stopped_children
-    if reason is None and stopped is None and not run.asked.stages:
+    checked = run.status is Status.COMPLETED and (run.asked.stages or run.remote is not None)
+    if reason is None and stopped is None and not checked:
         return ""
     told = [
-        told_of_checks(run) if run.asked.stages and run.status is Status.COMPLETED else "",
+        told_of_checks(run) if checked else "",
         reason.message if reason is not None else "",
         stopped.message if stopped is not None else "",
     ]

@@ -3,7 +3,6 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace as dataclass_replace
 from typing import Any
 
 from msgspec.structs import replace
@@ -60,7 +59,7 @@ _COST = TREE_USE.index(LimitKind.COST)
 def _marked(run: Run, source: Source, use: Use) -> Use:
     """Return what a source tells, as partial if it is known not to know of all calls."""
     misses = run.goes_around if source == "gateway" else run.misses_calls and source in OF_AGENT
-    return dataclass_replace(use, partial=True) if misses else use
+    return replace(use, partial=True) if misses else use
 
 
 def _print_in(run: Run) -> Iterator[Run]:
@@ -129,7 +128,7 @@ class Spending:
         reservation = run.account.release(name)
         tokens = (used.tokens or 0) - (known.tokens or 0)
         cost = (used.cost or 0) - (known.cost or 0)
-        rest = dataclass_replace(
+        rest = replace(
             reservation,
             input_tokens=max(0, reservation.input_tokens - tokens),
             cost=None if reservation.cost is None else max(0, reservation.cost - cost),
@@ -245,7 +244,7 @@ class Spending:
         name = f"{run.id}-{call.number if call is not None else self.next_number()}"
         before = run.account.own_tree_use()
         charged_to = self._ctx.purses.charged_to(run)
-        run.account.reserve(name, dataclass_replace(reservation, periods=charged_to))
+        run.account.reserve(name, replace(reservation, periods=charged_to))
         self.under_way.begin(run.user, reservation)
         self._ctx.changed(run)
         self._count(run, before)

@@ -3,6 +3,8 @@ ends are told, and what an agent is told that is to repair what has failed."""
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from ...protocol.checks import MOST_SHOWN, checked, on_one_line
 from ...protocol.texts.units import format_elapsed
 from ...protocol.types import Check, Reason, Status
@@ -62,6 +64,13 @@ _ENDING = _OVER | {Status.STOPPING}
 
 def checks_of(run: Run) -> tuple[Check, ...]:
     """Return the stages after the command, with what became of them in the present attempt."""
+    if run.remote is not None:
+        return tuple(
+            replace(each, state="not_run")
+            if each.state == "running" and run.status in _OVER
+            else each
+            for each in run.remote.checks
+        )
     ends = {end.stage: end for end in run.latest.ended_stages}
     now = following(run) if run.status not in _ENDING else 0
     return tuple(

@@ -51,8 +51,13 @@ def words_of(run: Run, crossing: Crossing, refused: float | None) -> str:
     if kind is LimitKind.SILENCE:
         silent, bound = amount(kind, crossing.used), amount(kind, limit.threshold)
         return (
-            f"gave no sign of life for {silent}; "
+            f"gave no sign of life for {silent}{run.doing and f' while {run.doing}'}; "
             f"its silence limit is {bound}, set by {limit.source}"
+        )
+    if kind is LimitKind.WAITING:
+        waited, bound = amount(kind, crossing.used), amount(kind, limit.threshold)
+        return (
+            f"waited for a person for {waited}; its waiting limit is {bound}, set by {limit.source}"
         )
     bound = f"its {kind} limit is {bare(kind, crossing.active.threshold)}, set by {limit.source}"
     if refused is not None and crossing.exceeded:
@@ -259,6 +264,10 @@ class LimitEnforcement(Struct, frozen=True):
         active = run.limits.get(ev.kind)
         if active is None:
             return
+        if ev.over:
+            self._over(run, active, ev.at)
+            return
+        run.doing = ev.doing
         # at the threshold the kernel lets nothing through: what it refused was the next byte or
         # process
         level = max(ev.level, active.threshold + 1) if ev.refused else ev.level
@@ -267,6 +276,16 @@ class LimitEnforcement(Struct, frozen=True):
         self.enforce(run, ev.at)
         if ev.kind is LimitKind.SILENCE and run.limit_hold is None:
             run.account.levels.pop(ev.kind, None)  # the next silence begins at zero
+
+    def _over(self, run: Run, active: ActiveLimit, at: float) -> None:
+        """Begin at zero, and let the run go on if this limit holds it."""
+        kind = active.limit.kind
+        run.account.levels.pop(kind, None)
+        active.near = active.over = False
+        self._ctx.changed(run)
+        if run.limit_hold is not None and run.limit_hold.kind == kind:
+            self._lifecycle.release_limit_hold(run)
+            self._holds.resume_unless_held(run, at)
 
     def enforce(self, run: Run, at: float) -> None:
         """Compare what the run uses with its own limits and its ancestors'."""

@@ -7,8 +7,10 @@ Money is in nano-dollars (see `money.to_nanos`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ...protocol.kinds import COSTS, COUNTS, TREE_USE
 from ...protocol.types import CallInfo, LimitKind, Role, RunId, Source
@@ -24,8 +26,7 @@ OF_AGENT: frozenset[Source] = frozenset({"stream", "session"})
 CostFrom = Literal["agent", "prices"]
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
+class Use(Struct, frozen=True):
     """Amounts that one source tells. `None` is unknown, never 0."""
 
     turns: int | None = None
@@ -142,7 +143,7 @@ class Use:
 
 
 _SUMMED = tuple(
-    name for name in Use.__dataclass_fields__ if name not in ("cost_from", "partial", "estimated")
+    name for name in Use.__struct_fields__ if name not in ("cost_from", "partial", "estimated")
 )
 
 _OF_TOKENS = (
@@ -196,8 +197,7 @@ ROLE_COST: dict[Role, LimitKind] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Silence:
+class Silence(Struct, frozen=True):
     """A call whose reply has not begun."""
 
     host: str
@@ -212,8 +212,7 @@ name, and the start of the period."""
 NOWHERE: ChargedTo = ()
 
 
-@dataclass(frozen=True, slots=True)
-class OpenReservation:
+class OpenReservation(Struct, frozen=True):
     """An amount that was reserved in advance, until it is settled or its run ends."""
 
     model: str
@@ -280,7 +279,7 @@ _BY_THEMSELVES = (*COUNTS, "planning_cost", "execution_cost")
 class Account:
     """What is known of one run's use.
 
-    No dataclass: msgspec would save that as it is, and money is saved in USD
+    No struct: msgspec would save that as it is, and money is saved in USD
     (`durable.snapshots`)."""
 
     __slots__ = (

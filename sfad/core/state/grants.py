@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from ...protocol.types import RunId
+from ...protocol.types import Check, RunId
 from .account import NOTHING, Use
 
 DRIFT = 1.01
@@ -50,6 +50,8 @@ class Remote(Struct):
     """What its earlier attempts on other nodes are known to have used."""
     unreached: str = ""
     """Since when its node does not answer, and what follows, in words; empty if it answers."""
+    checks: tuple[Check, ...] = ()
+    """As its node has told of them last."""
 
     def over_at(self, grace: float) -> float | None:
         """Return when its node has surely stopped it if nothing more is heard; `None`: never."""

@@ -3,8 +3,8 @@ nowhere; docs/states.md has the table of their kinds."""
 
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
-from typing import NamedTuple
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from ...protocol.holds import HOLDS
@@ -24,7 +24,7 @@ Moment = Callable[[float], datetime]
 """Returns the date of a time on the core's clock."""
 
 
-class CallsWait(NamedTuple):
+class CallsWait(Struct, frozen=True):
     """Model calls of a run that wait for their turn. Times are those of the core's clock."""
 
     calls: int
@@ -59,6 +59,8 @@ def holds_of(
     if run.status in PHASES and run.status is not Status.STARTING:
         return ()
     found = [*_start(run, slots, now, moment), *_pauses(run, moment), *_above(run, moment)]
+    if run.asks:
+        found.append(_asks(run, moment))
     if calls is not None:
         found.append(_calls(run, calls, moment))
     return tuple(found)
@@ -76,7 +78,7 @@ def _hold(
         ends=spec.ends,
         since=None if since is None else moment(since),
         until=None if until is None else moment(until),
-        clock_stops=blocks != "call",
+        clock_stops=blocks != "call" or kind == "tool",
         command=command,
         limit_kind=limit_kind,
     )
@@ -112,7 +114,7 @@ def _first(run: Run, slots: Slots) -> tuple[str, str] | None:
         kind = "after" if runs else "at"
         return kind, f"it starts when {' and '.join((*ends, *times))}"
     if (full := slots.full_for_root(run.id)) is not None:
-        return "group" if full.key.startswith("groups.") else "slot", _slot_words(full)
+        return "group" if full.key.startswith("groups.") else "slot", _slot_words(full, slots)
     if remote is None:
         return None
     if remote.node is None:
@@ -130,10 +132,13 @@ def why_queued(run: Run, slots: Slots) -> str:
     return found[1] if (found := _first(run, slots)) is not None else ""
 
 
-def _slot_words(full: QuotaUse) -> str:
+def _slot_words(full: QuotaUse, slots: Slots) -> str:
     whose = "the daemon has" if full.key == "quotas.trees" else "you have"
     of_group = "of its group, " if full.key.startswith("groups.") else ""
     trees = counted(full.used, "live tree")
+    if slots.parts is not None and full.used < full.limit:
+        why = slots.trouble or "others have the rest, or come first"
+        return f"{of_group}{whose} {trees} here; of all machines {full.key} is {full.limit}: {why}"
     return f"{of_group}{whose} {trees}, and {full.key} is {full.limit}"
 
 
@@ -237,6 +242,11 @@ def _above(run: Run, moment: Moment) -> Iterator[Hold]:
                 "ancestor", blocks, words, moment, above.paused.since,
                 command=f"sfactl why {above.id}",
             )  # fmt: skip
+
+
+def _asks(run: Run, moment: Moment) -> Hold:
+    command = f"sfactl approve {run.id} CALL, or sfactl deny {run.id} CALL"
+    return _hold("tool", "call", run.asks, moment, run.asked_at, command=command)
 
 
 def _calls(run: Run, calls: CallsWait, moment: Moment) -> Hold:

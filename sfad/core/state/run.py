@@ -8,7 +8,6 @@ takes no time if there is none.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from dataclasses import replace as dataclass_replace
 from functools import lru_cache
 from operator import attrgetter
 from signal import SIGINT
@@ -549,9 +548,12 @@ class Run(State):
     __slots__ = (
         "ancestors",
         "asked",
+        "asked_at",
+        "asks",
         "birth",
         "chain",
         "children",
+        "doing",
         "id",
         "identity",
         "lineage_ids",
@@ -579,6 +581,12 @@ class Run(State):
         self.id, self.name, self.user, self.asked = birth.id, birth.name, birth.user, birth.asked
         self.identity = (birth.kind, birth.asked.identity.agent or birth.name)
         """What the loop rule compares."""
+        self.doing = ""
+        """As `events.LevelSeen` told it last."""
+        self.asks = ""
+        """What it asks a person for (`events.PersonAsked`)."""
+        self.asked_at: float | None = None
+        """Since when."""
         self.parent = parent
         self.ancestors: tuple[Run, ...] = (*parent.ancestors, parent) if parent is not None else ()
         """Root first."""
@@ -760,9 +768,7 @@ class Run(State):
             return
         self.misses_calls = True
         for source in OF_AGENT & self.account.sources.keys():
-            self.account.sources[source] = dataclass_replace(
-                self.account.sources[source], partial=True
-            )
+            self.account.sources[source] = replace(self.account.sources[source], partial=True)
 
     def adopt(self, pid: int | None) -> None:
         """Take the main process that an earlier daemon launched; `None`: it is not alive."""

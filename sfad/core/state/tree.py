@@ -1,9 +1,10 @@
 """The live runs by id and by ancestry, and the bounds that a lineage shares."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace as dataclass_replace
 
-from msgspec.structs import replace as replaced
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from ...protocol.types import Bound, RunId, Survivor, Unreached
 from .limits import NEED_COUNTING, ActiveLimit
@@ -98,35 +99,34 @@ def rebased(birth: Birth, state: State, at: float) -> tuple[Birth, State]:
     happens now. How long the run had been running when the machine went down is not known."""
     ladder = state.ladder
     if ladder is not None:
-        ladder = replaced(
+        ladder = replace(
             ladder, grace_ends_at=at, killed_at=None if ladder.killed_at is None else at
         )
-    return replaced(birth, created_at=at), replace(
+    return replace(birth, created_at=at), dataclass_replace(
         state,
         clock=Clock(counted=state.clock.counted),
         ladder=ladder,
         retry_at=at if state.retry_at is not None else None,
         started_at=at if state.started_at is not None else None,
-        latest=replaced(state.latest, failed_at=None),
+        latest=replace(state.latest, failed_at=None),
         queued_at=None,
-        paused=replaced(state.paused, until=None, since=None) if state.paused is not None else None,
-        limit_hold=replaced(state.limit_hold, until=None, since=None)
+        paused=replace(state.paused, until=None, since=None) if state.paused is not None else None,
+        limit_hold=replace(state.limit_hold, until=None, since=None)
         if state.limit_hold is not None
         else None,
-        window_hold=replaced(state.window_hold, resets_at=None)
+        window_hold=replace(state.window_hold, resets_at=None)
         if state.window_hold is not None
         else None,
-        remote=replaced(state.remote, heard_at=at, lease_from=at)
+        remote=replace(state.remote, heard_at=at, lease_from=at)
         if state.remote is not None
         else None,
-        lease=replaced(state.lease, until=at)
+        lease=replace(state.lease, until=at)
         if state.lease is not None and state.lease.until is not None
         else state.lease,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Remembered:
+class Remembered(Struct, frozen=True):
     """A live run of an earlier daemon, and what there is of it now."""
 
     run: Run
@@ -142,8 +142,7 @@ class Remembered:
     Otherwise that has executed nothing."""
 
 
-@dataclass(slots=True)
-class StopTicket:
+class StopTicket(Struct):
     """A stop request that waits for its runs."""
 
     token: Token

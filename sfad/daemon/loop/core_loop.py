@@ -1,11 +1,11 @@
 """The loop: feeds the machine with events and applies its commands, in the trio thread."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from signal import SIGINT
 from typing import assert_never
 
 import trio
+from msgspec import Struct
 
 from ...core import commands as c
 from ...core import events as e
@@ -99,8 +99,7 @@ class Together:
                 self._failed(self)
 
 
-@dataclass(frozen=True, slots=True)
-class CoreLoop:
+class CoreLoop(Struct, frozen=True):
     """Has the machine decide about an event, saves what it decided, and applies its commands."""
 
     machine: Machine

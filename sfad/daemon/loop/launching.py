@@ -4,11 +4,11 @@ import errno
 import os
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Literal
 
 import trio
+from msgspec import Struct
 
 from ...agents import OWN_SERVERS
 from ...agents.registered import argv_of
@@ -34,8 +34,7 @@ Arm = Callable[[RunId, Timer, float], None]
 """Run, timer, time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Launching:
+class Launching(Struct, frozen=True):
     """Launches attempts. The main process is saved before it executes anything."""
 
     resources: Resources

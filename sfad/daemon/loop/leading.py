@@ -3,8 +3,9 @@ takes its steps on the way of a start, and other features ask it, too: a run in 
 reaches it alone, and what a shim becomes in place of a child run is led, too."""
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from ...agents.setup_reader import TreeSetups
 from ...core.events import AgentProcess, CallSettled
@@ -55,8 +56,7 @@ def _has_none(_: int) -> int:
     raise Invalid(NONE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leading:
+class Leading(Struct, frozen=True, kw_only=True):
     """What leads runs to their models. Without a feature that does, each goes its own way."""
 
     # ---- the way of a start

@@ -2,10 +2,9 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import trio
-from msgspec import Struct
+from msgspec import Struct, field
 
 from ...agents.setup_reader import NO_SETUPS
 from ...core import commands as c
@@ -69,8 +68,7 @@ class PendingSpawn(Struct, eq=False):
             self.stdin.discard()
 
 
-@dataclass(slots=True)
-class PendingRequests:
+class PendingRequests(Struct):
     """Puts requests to the core, each with a token, and passes the core's answers on."""
 
     feed: e.Feed

@@ -2,9 +2,9 @@
 of ends that are on record."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
 import trio
+from msgspec import Struct, field
 
 from ...core import commands as c
 from ...core import events as e
@@ -40,8 +40,7 @@ _SAVED_WITH = frozenset({c.Launch, c.Admit, c.SaveOf, c.RecordCall})
 """Commands that say what is saved with the snapshots."""
 
 
-@dataclass(slots=True)
-class Saver:
+class Saver(Struct):
     resources: Resources
     catalogue: RunCatalogue
     watchers: Watchers

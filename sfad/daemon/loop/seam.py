@@ -141,7 +141,7 @@ class Launch(NamedTuple):
     """What is executed in place of its command, if that is a stage (`core.state.request.Stage`)."""
 
 
-class Sharing(NamedTuple):
+class Sharing(Struct, frozen=True):
     """What a feature shares with the daemons of other machines."""
 
     shared: Callable[[], list[SharedSubscription]]

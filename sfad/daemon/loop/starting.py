@@ -7,10 +7,9 @@ the order in which the requests came.
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from dataclasses import replace as dataclass_replace
 from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from ...agents.registered import Registered
@@ -51,8 +50,7 @@ MOST_KNOWN = 64
 as it was sent and as it was prepared, and is small enough for `recall`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Way:
+class Way(Struct, frozen=True):
     """What a request passes, from top to bottom."""
 
     look: Look
@@ -62,8 +60,7 @@ class Way:
     """What waits for what a run may not start without; then the checks are made again."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
+class _Known(Struct, frozen=True):
     order: Spawn
     peer: Peer
     setups: TreeSetups
@@ -124,7 +121,7 @@ class Starting:
             ),
             leading.have,
         )
-        self.placed_way = dataclass_replace(
+        self.placed_way = replace(
             self.way,
             steps=(
                 parts.load,

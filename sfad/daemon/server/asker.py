@@ -7,7 +7,7 @@ dispatcher calls it once the peer is permitted to use the verb and the run is re
 import sqlite3
 from collections.abc import Awaitable, Callable, Coroutine, Sequence, Sized
 from concurrent.futures import CancelledError
-from typing import Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar, assert_never
+from typing import Concatenate, ParamSpec, Protocol, TypeVar, assert_never
 
 import trio
 from msgspec import Struct, field
@@ -317,7 +317,7 @@ def _reserved(
     )
 
 
-class Verb(NamedTuple):
+class Verb(Struct, frozen=True):
     """How a kind of request is answered."""
 
     answer: Callable[..., Answering]

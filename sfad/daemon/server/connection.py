@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, MutableSequence, Sequence
 from contextlib import suppress
 from operator import sub
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from msgspec import Raw, Struct, structs
 from msgspec.msgpack import Encoder
@@ -123,7 +123,7 @@ class DescriptorsLost(Exception):
     them."""
 
 
-class Pending(NamedTuple):
+class Pending(Struct, frozen=True):
     """A request that waits for something to happen."""
 
     request: Wait | Watch | WatchRuns | Events

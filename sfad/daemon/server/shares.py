@@ -6,9 +6,10 @@ must be able to stop them. A run is bounded together with its tree, because it c
 to multiply its share.
 """
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple, Self
+
+from msgspec import Struct
 
 from ...core.state.access import Peer
 from ...host.linux.descriptors import Descriptors, Need
@@ -74,8 +75,7 @@ class ShareGroup(NamedTuple):
         return NAMES[self.scope].format(self.name)
 
 
-@dataclass(frozen=True)
-class PeerGroups:
+class PeerGroups(Struct, frozen=True, dict=True):
     """The groups that a peer is counted in, the narrowest first."""
 
     all: tuple[ShareGroup, ...]

@@ -11,9 +11,9 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 import trio
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from ...core import events as e
@@ -31,8 +31,7 @@ from ...runs.live import Live, bounds_of
 from .feature import ADMIT
 
 
-@dataclass(slots=True)
-class _Program:
+class _Program(Struct):
     """A process that carries runs out."""
 
     pidfd: int

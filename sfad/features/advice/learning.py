@@ -9,9 +9,10 @@ import math
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from ...core.state.access import Scope
 from ...core.state.limits import most_of
@@ -42,8 +43,7 @@ _PERCENTILE = 95
 _FIELDS = {kind: spec.learned_from for kind, spec in KINDS.items() if spec.learned_from}
 
 
-@dataclass(frozen=True, slots=True)
-class EndedRun:
+class EndedRun(Struct, frozen=True):
     status: Status
     broke: str | None
     used: Mapping[LimitKind, float]

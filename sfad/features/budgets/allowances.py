@@ -10,9 +10,9 @@ answers. So the sum of what all may charge is never above the budget."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from ...core.state.money import to_nanos, to_usd
@@ -75,8 +75,7 @@ def give(
 # ---- A node
 
 
-@dataclass(slots=True)
-class Drawing:
+class Drawing(Struct):
     """What a node asks the keeper for."""
 
     node: str

@@ -2,12 +2,12 @@
 
 import sqlite3
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timedelta
 
 import msgspec
 import trio
-from msgspec import Struct
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from ...config import Configuration
 from ...core import events as e
@@ -41,8 +41,7 @@ class Charged(Struct, frozen=True, array_like=True):
     """What this node, as the keeper, has given to others."""
 
 
-@dataclass(frozen=True, slots=True)
-class SavedCharges:
+class SavedCharges(Struct, frozen=True):
     """What budgets were charged, as it is saved in the spool: `charge/SCOPE/NAME`."""
 
     store: RetryingStore
@@ -63,8 +62,7 @@ def change_of(scope: str, name: str, charged: Charged) -> Changes:
     return {_key(scope, name): msgspec.msgpack.encode(charged)}
 
 
-@dataclass(slots=True)
-class BudgetBooks:
+class BudgetBooks(Struct):
     """Tells the core the state of each budget, now and whenever a period begins. Periods are
     calendar days, weeks (from Monday) and months in the daemon's time zone."""
 

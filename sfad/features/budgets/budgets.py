@@ -2,15 +2,15 @@
 period begins."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Literal
+
+from msgspec import Struct, field
 
 from ...core.state.money import to_usd
 from ...protocol.texts.units import format_usd
 
 
-@dataclass(slots=True)
-class Given:
+class Given(Struct):
     """What the keeper has given a node of a budget (`allowances`)."""
 
     number: int
@@ -23,8 +23,7 @@ class Given:
     """It asked for more than was left."""
 
 
-@dataclass(slots=True)
-class Budget:
+class Budget(Struct):
     """What a user, or the members of a team together, may spend in a period."""
 
     scope: Literal["user", "team"]

@@ -5,8 +5,9 @@ again. It is pure."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import assert_never
+
+from msgspec import Struct
 
 from ...core import commands as c
 from ...core import events as e
@@ -30,8 +31,7 @@ from .messages import Allowances
 from .told import AllowancesAsked, AllowancesKnown, BudgetsKnown
 
 
-@dataclass(frozen=True, slots=True)
-class Money:
+class Money(Struct, frozen=True):
     """A budget as a model call sees it."""
 
     budget: Budget

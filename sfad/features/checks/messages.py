@@ -10,9 +10,11 @@ from ...protocol.types import RunId
 
 class CheckOutput(Request, tag="check_output"):
     """List what the checks of a run, and its setup, have printed. It needs the permission for
-    `logs`. Answered by `CheckFiles`; `wrong_state` if there is nothing, or it is not kept."""
+    `logs`. Answered by `CheckFiles`; `wrong_state` if the run has ended, and there is nothing, or
+    it is not kept."""
 
     repeats = 1
+    answered_there = True
 
     run: str
 
@@ -31,6 +33,8 @@ class CheckFiles(Reply, tag="check_files"):
     run: RunId
     files: list[CheckFile] = []
     """The oldest first."""
+    ended: bool = False
+    """The run has ended: there will be no more."""
 
 
 class ReadCheck(Request, tag="read_check"):
@@ -38,6 +42,7 @@ class ReadCheck(Request, tag="read_check"):
     empty at the end."""
 
     repeats = 1
+    answered_there = True
 
     run: str
     attempt: int

@@ -4,6 +4,7 @@ what it has printed."""
 import os
 from collections.abc import Collection
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import trio
@@ -14,8 +15,10 @@ from ...daemon.server.asker import Asker
 from ...host.tasks import in_thread
 from ...protocol.errors import RequestError, bad_request, unavailable, wrong_state
 from ...protocol.requests.following import OutputPart
-from ...protocol.types import LimitKind, RunId, RunInfo
+from ...protocol.types import LimitKind, RunId, RunInfo, Status
 from ...runs.live import Live
+from ...storage.output.reopened import Reopenings, truncations
+from ...storage.output.truncated import Budget, NewestBytes
 from .deciding import Deciding
 from .feature import DIRECTORY
 from .messages import CheckFile, CheckFiles, CheckOutput, ReadCheck
@@ -23,10 +26,23 @@ from .printed import Key, Printed
 
 MOST_NUMBER = 1000
 """Above all numbers of attempts and checks."""
-LOOK_EVERY = 1.0
-"""Seconds between two looks at how much a command has printed, while one is executed."""
+LOOK_EVERY = 0.1
+"""Seconds between two looks at what a command has printed, while one is executed: what it prints
+and truncates between two is lost, unless the daemon is root's."""
 MOST_PRINTED = 64 << 20
 """Bytes that are kept of one, where its run has no limit of output."""
+
+
+@dataclass(slots=True)
+class Executed:
+    """A command that is executed now."""
+
+    key: Key
+    descriptor: int
+    """Of what it prints, to read."""
+    newest: NewestBytes
+    size: int = 0
+    """How much it had printed at the last look."""
 
 
 class Checking:
@@ -34,10 +50,9 @@ class Checking:
         self._heart = heart
         self._live = heart.catalogue.live
         self._printed = Printed(Path(heart.resources.state_dir, DIRECTORY))
-        self._executed: dict[RunId, Key] = {}
-        """What is executed now."""
-        self._sizes: dict[RunId, int] = {}
-        """How much it had printed at the last look."""
+        self._executed: dict[RunId, Executed] = {}
+        """What is executed now, and prints to a file."""
+        self._reopenings, self._memory = Reopenings(), Budget()
         self._begun = trio.Event()
 
     @property
@@ -50,15 +65,29 @@ class Checking:
 
     def changed(self, runs: Collection[Run]) -> None:
         for run in runs:
-            if run.latest.stage and run.pid is not None:
-                self._executed[run.id] = _key(run)
-                self._begun.set()
-            elif run.id in self._executed:
+            known = self._executed.get(run.id)
+            if run.latest.stage and (run.pid is not None or run.status is Status.STARTING):
+                if known is None or known.key != _key(run):
+                    self._follow(run)
+            elif known is not None:
                 self._forget(run.id)
 
+    def _follow(self, run: Run) -> None:
+        """Look after what a command prints."""
+        self._forget(run.id)
+        with suppress(OSError):  # nothing is kept of it
+            found = self._printed.open(run.id, _key(run))
+            self._executed[run.id] = Executed(_key(run), found, NewestBytes(self._memory))
+            self._reopenings.watch(found)
+            self._begun.set()
+
     def _forget(self, run: RunId) -> None:
-        self._executed.pop(run, None)
-        self._sizes.pop(run, None)
+        if (one := self._executed.get(run)) is not None:
+            self._look_for_truncation(run, one)
+            del self._executed[run]
+            self._reopenings.unwatch(one.descriptor)
+            one.newest.forget()
+            os.close(one.descriptor)
 
     def launch(self, live: Live, given: Launch) -> Launch:
         """Return what a run is launched with. Raise `OSError`."""
@@ -72,6 +101,7 @@ class Checking:
             owner = None if user is None else (user.uid, user.gid)
             output = self._printed.new(run.id, _key(run), owner)
             given.closes(output)
+            self._follow(run)
         return given._replace(
             argv=[b"/bin/sh", b"-c", os.fsencode(stage.command)],
             env=given.env if stage.before else [*given.env, b"SFA_CHECK=1"],
@@ -79,39 +109,58 @@ class Checking:
         )
 
     def last_lines(self, live: Live) -> tuple[str, ...]:
-        return self._printed.last_lines(live.run.id, _key(live.run))
+        run = live.run.id
+        if (one := self._executed.get(run)) is not None:
+            self._look_for_truncation(run, one)
+        return self._printed.last_lines(run, _key(live.run))
 
     async def serve(self) -> None:
-        """While commands are executed, bound what is kept of what they print, and take more of it
-        for a sign of life."""
-        while True:
-            await self._begun.wait()
-            self._begun = trio.Event()
-            while self._executed:
-                await trio.sleep(LOOK_EVERY)
-                for run, key in list(self._executed.items()):
-                    if (live := self._live.get(run)) is None:
-                        self._forget(run)
-                    else:
-                        await self._look(live, key)
+        """While commands are executed, bound what is kept of what they print, keep what they
+        truncate, and take more of it for a sign of life."""
+        with self._reopenings.served():
+            while True:
+                await self._begun.wait()
+                self._begun = trio.Event()
+                while self._executed:
+                    await trio.sleep(LOOK_EVERY)
+                    for run, one in list(self._executed.items()):
+                        if (live := self._live.get(run)) is None:
+                            self._forget(run)
+                        elif self._executed.get(run) is one:
+                            await self._look(live, one)
 
-    async def _look(self, live: Live, key: Key) -> None:
+    async def _look(self, live: Live, one: Executed) -> None:
         run, bound = live.run.id, live.run.limits.get(LimitKind.OUTPUT)
         keep = MOST_PRINTED if bound is None else int(bound.limit.threshold)
-        with suppress(OSError):  # the file system cannot, or the disk is ill
-            size = await in_thread(self._printed.free, run, key, keep)
-            if run in self._executed and size != self._sizes.get(run, 0):
-                self._sizes[run] = size
-                live.hear(trio.current_time())
+        if (size := self._look_for_truncation(run, one)) == one.size:
+            return
+        one.size = size
+        live.hear(trio.current_time())
+        if size > keep:
+            with suppress(OSError):  # the file system cannot, or the disk is ill
+                await in_thread(self._printed.free, run, one.key, keep)
+
+    def _look_for_truncation(self, run: RunId, one: Executed) -> int:
+        """Save what was there before a command truncated its output. Return the size of that."""
+        with suppress(OSError):
+            status = os.fstat(one.descriptor)
+            reopened = self._reopenings.take(status.st_ino)
+            for found in truncations(one.newest, one.descriptor, status, reopened):
+                self._printed.save(run, one.key, found)
+            return status.st_size
+        return one.size
 
     def list_(self, asker: Asker, request: CheckOutput) -> None:
         """List what the commands of a run have printed."""
-        info = self._found(asker, request.run)
+        info = self._found(asker, request)
+        if info is None:
+            return
         try:
             keys = self._printed.keys(info.id)
         except OSError as error:
             raise _unreadable(error) from None
-        if not keys:
+        ended = info.status.terminal
+        if not keys and ended:
             raise wrong_state(
                 f"run {info.id} has no output of checks: none was executed, or it is not kept"
             )
@@ -120,11 +169,13 @@ class Checking:
             CheckFile(attempt=attempt, number=number, command=commands.get(number, ""))
             for attempt, number in keys
         ]
-        asker.reply(CheckFiles(id=asker.id, run=info.id, files=files))
+        asker.reply(CheckFiles(id=asker.id, run=info.id, files=files, ended=ended))
 
     def read(self, asker: Asker, request: ReadCheck) -> None:
         """Return a piece of what a command has printed."""
-        info = self._found(asker, request.run)
+        info = self._found(asker, request)
+        if info is None:
+            return
         key = request.attempt, request.number
         if not 0 <= min(key) <= max(key) < MOST_NUMBER:
             raise bad_request(f"there is no check {request.number} of attempt {request.attempt}")
@@ -135,10 +186,15 @@ class Checking:
         ended = info.status.terminal
         asker.reply(OutputPart(id=asker.id, data=data, offset=offset, ended=ended))
 
-    def _found(self, asker: Asker, run: str) -> RunInfo:
-        info = self._heart.catalogue.info(asker.find(run))
+    def _found(self, asker: Asker, request: CheckOutput | ReadCheck) -> RunInfo | None:
+        """Return the run of a request; `None` if the node answers where it executes. Raise
+        `RequestError`."""
+        info = self._heart.catalogue.info(asker.find(request.run))
         assert info is not None
-        return info
+        elsewhere = info.fleet is not None
+        return (
+            None if elsewhere and self._heart.parts().answer_there(asker, request, info) else info
+        )
 
 
 def _unreadable(error: Exception) -> RequestError:

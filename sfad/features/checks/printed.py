@@ -1,11 +1,15 @@
 """What checks and setups print: `RUN/ATTEMPT.NUMBER` in a directory of their own, a file for each
-time that one is executed. Agents of the daemon's own user can put anything there."""
+time that one is executed. Agents of the daemon's own user can put anything there.
+
+A command may truncate its file (`storage.output.truncated`). What it had printed before is then in
+`ATTEMPT.NUMBER.kept`, at the same offsets, and is read as if it stood before the rest.
+"""
 
 import os
 import shutil
 import stat
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from ...core.state.run import number_or_zero
@@ -14,6 +18,7 @@ from ...protocol.texts.sanitise import clean
 from ...protocol.texts.units import counted
 from ...protocol.types import RunId
 from ...storage.output import holes
+from ...storage.output.truncated import KEPT, MOST, Truncation
 
 LINES, MOST_IN_LINE = 40, 400
 """Lines that are told of a command which has failed, and characters of one."""
@@ -37,8 +42,8 @@ class Printed:
         `OSError`."""
         path = self._path(run, key)
         os.makedirs(path.parent, mode=0o700, exist_ok=True)
-        with suppress(FileNotFoundError):
-            path.unlink()
+        for earlier in (path, _kept(path)):
+            earlier.unlink(missing_ok=True)
         descriptor = os.open(
             path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | _OPEN, 0o600
         )
@@ -57,15 +62,46 @@ class Printed:
 
     def piece(self, run: RunId, key: Key, offset: int) -> tuple[int, bytes]:
         """Return what a command has printed from `offset` on, or from so many bytes before the end
-        if that is negative, and where it begins: later, if the bytes before it were freed. It is
+        if that is negative, and where it begins: later, if the bytes before it are gone. It is
         empty at the end. Raises `OSError`."""
-        descriptor = self.open(run, key)
+        with ExitStack() as opened:
+            parts, first = list[tuple[int, int, int]](), 0
+            for path in (_kept(self._path(run, key)), self._path(run, key)):
+                try:
+                    descriptor = _regular(os.open(path, os.O_RDONLY | _OPEN))
+                except FileNotFoundError:
+                    continue
+                opened.callback(os.close, descriptor)
+                size = os.fstat(descriptor).st_size
+                parts.append((descriptor, first, size))
+                first += size
+            if not parts:
+                raise FileNotFoundError(f"nothing is kept of check {key[1]}, attempt {key[0]}")
+            start = offset if offset >= 0 else max(0, first + offset)
+            for descriptor, begin, size in parts:
+                within = max(0, start - begin)
+                buffer = memoryview(bytearray(max(0, min(_PIECE, size - within))))
+                at, part = holes.read_into(descriptor, buffer, within)
+                if part:
+                    return begin + at, bytes(part)
+        return start, b""
+
+    def save(self, run: RunId, key: Key, found: Truncation) -> None:
+        """Keep what a command had printed before it truncated its file. Raises `OSError`."""
+        path = _kept(self._path(run, key))
+        descriptor = _regular(os.open(path, os.O_WRONLY | os.O_CREAT | _OPEN, 0o600))
         try:
-            size = os.fstat(descriptor).st_size
-            start = offset if offset >= 0 else max(0, size + offset)
-            buffer = memoryview(bytearray(max(0, min(_PIECE, size - start))))
-            at, part = holes.read_into(descriptor, buffer, start)
-            return at, bytes(part)
+            status = os.fstat(descriptor)
+            end = status.st_size + found.lost + len(found.kept)
+            room = max(0, MOST - status.st_blocks * 512)
+            kept = found.kept[-room:] if room else b""
+            block, gap = status.st_blksize, end - len(kept) > status.st_size
+            if gap:
+                kept = kept[(len(kept) - end) % block :]  # else the hole before it ended with zeros
+            os.ftruncate(descriptor, end)
+            os.pwrite(descriptor, kept, end - len(kept))
+            if gap and (begun := status.st_size % block):  # and it would begin with zeros
+                holes.punch(descriptor, status.st_size - begun, block)
         finally:
             os.close(descriptor)
 
@@ -79,17 +115,11 @@ class Printed:
         """Return the last lines that a command has printed: without control characters, secrets
         hidden. Nothing, where they cannot be read."""
         try:
-            descriptor = self.open(run, key)
+            start, data = self.piece(run, key, -_READ)
+            while more := self.piece(run, key, start + len(data))[1]:
+                data += more
         except OSError:
             return ()
-        try:
-            size = os.fstat(descriptor).st_size
-            start = max(0, size - _READ)
-            data = os.pread(descriptor, size - start, start)
-        except OSError:
-            return ()
-        finally:
-            os.close(descriptor)
         lines = redacted(clean(data)).splitlines()[start > 0 :]
         while lines and not lines[-1].strip():
             lines.pop()
@@ -156,6 +186,10 @@ class Printed:
 
     def _path(self, run: RunId, key: Key) -> Path:
         return self._directory / run / f"{key[0]}.{key[1]}"
+
+
+def _kept(path: Path) -> Path:
+    return path.with_name(f"{path.name}{KEPT}")
 
 
 def _keys(names: Sequence[str]) -> Iterator[Key]:

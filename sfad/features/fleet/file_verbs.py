@@ -2,9 +2,9 @@
 that are answered on the node where a run executes."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from ...daemon.loop.seam import Answer
@@ -22,12 +22,8 @@ from .messages import FetchFiles, FilesKept, FilesPacked, FilesPart, GetFiles, P
 from .node import NOT_JOINED, PASSED_ON, Fleet
 from .pace import UNKNOWN
 
-ANSWERED_THERE = (m.ReadOutput, m.Result, m.Send, FetchFiles, GetFiles)
-"""Requests about a run that the node answers where it executes."""
 
-
-@dataclass(frozen=True, slots=True)
-class FileVerbs:
+class FileVerbs(Struct, frozen=True):
     _fleet: Fleet
     _shipping: Shipping
     _launcher: Launcher
@@ -110,7 +106,7 @@ class FileVerbs:
     def answer_there(self, asker: Asker, request: Any, run: RunInfo) -> bool:
         """Have the node answer where the run executes. The peer was permitted to ask."""
         place = run.fleet
-        if place is None or not place.run or not isinstance(request, ANSWERED_THERE):
+        if place is None or not place.run or not request.answered_there:
             return False
         node = place.node
         assert node is not None

@@ -4,10 +4,9 @@ The share of such a run is counted as used from its admission on, which is saved
 sent. What it has not used comes back when its node tells its end, and only then: if that is never
 told, the whole share stays used."""
 
-from dataclasses import dataclass
-from dataclasses import replace as dataclass_replace
 from operator import attrgetter
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from ...core import commands as c
@@ -201,8 +200,7 @@ def wanted_of(run: Run, number: int, at: float) -> Wanted:
 # ---- What comes back
 
 
-@dataclass(frozen=True, slots=True)
-class Giving:
+class Giving(Struct, frozen=True):
     _ctx: Context
     _lifecycle: Lifecycle
     _spending: Spending
@@ -325,6 +323,9 @@ class Giving:
             self._ctx.changed(run)
         elif state.id != remote.id:
             return
+        if state.checks != remote.checks:
+            remote.checks = state.checks
+            self._ctx.changed(run)
         if state.status.terminal:
             self._settle(run, state.used, state.admitted)
             if (state.code, state.signal) != (None, None):
@@ -423,7 +424,7 @@ class Giving:
             remote.away, remote.node, remote.id, remote.unreached = remote.node, None, "", ""
             known = run.account.sources.get("report", NOTHING)
             # it is saved as 64 bits, and an agent may report any sum
-            remote.used_before = dataclass_replace(known, cost=min(known.cost or 0, 1 << 62))
+            remote.used_before = replace(known, cost=min(known.cost or 0, 1 << 62))
             self._ctx.save_and_record(run)
             self._lifecycle.launch(run)
             return

@@ -4,7 +4,7 @@ from msgspec import Struct
 
 from ...core.state.account import NOTHING, Use
 from ...core.state.request import Asked
-from ...protocol.types import Reason, RunId, Status, Wanted
+from ...protocol.types import Check, Reason, RunId, Status, Wanted
 
 
 class PlacementWaits(Struct, frozen=True):
@@ -42,6 +42,7 @@ class GrantState(Struct, frozen=True):
     reason: Reason | None = None
     code: int | None = None
     signal: int | None = None
+    checks: tuple[Check, ...] = ()
 
 
 class GrantSeen(Struct, frozen=True):

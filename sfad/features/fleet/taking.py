@@ -1,6 +1,6 @@
 """Runs that another node has granted: they end with their lease, and do what their giver wants."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from ...core.context import Context
 from ...core.life.pausing import Pausing
@@ -11,8 +11,7 @@ from ...protocol.types import Reason, Status
 from .heard import GrantTended
 
 
-@dataclass(frozen=True, slots=True)
-class Taking:
+class Taking(Struct, frozen=True):
     _ctx: Context
     _stopping: Stopping
     _pausing: Pausing

@@ -2,9 +2,9 @@
 has granted to this node."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import trio
+from msgspec import Struct
 from msgspec.structs import replace
 
 from ...core.state.money import to_usd
@@ -24,6 +24,7 @@ from .heard import GrantTended
 from .keeper import FleetKeeper
 from .messages import (
     ACTOR_VERSION,
+    AskSlots,
     DrainNode,
     FleetPush,
     FleetStatus,
@@ -41,13 +42,13 @@ from .messages import (
 from .node import Fleet
 from .nodes import Nodes
 from .process import FleetProcess
+from .quotas import SharedQuotas
 
 DRAINED_WITHIN = 1.0
 """Seconds that Ray has to note that a node is drained."""
 
 
-@dataclass(frozen=True, slots=True)
-class FleetVerbs:
+class FleetVerbs(Struct, frozen=True):
     _config: FleetConfig
     _fleet: Fleet
     _process: FleetProcess
@@ -55,6 +56,7 @@ class FleetVerbs:
     _granted: "GrantedRuns"
     _nodes: Nodes
     _health: Health
+    _quotas: SharedQuotas
     _heart: Heart
 
     def all(self) -> Mapping[type[Request], Answer]:
@@ -67,6 +69,7 @@ class FleetVerbs:
             ServeFleet: self._serve_fleet,
             FleetTold: self._fleet_told,
             ShareSubscriptions: self._share_plans,
+            AskSlots: self._quotas.answer,
             Tend: self._tend,
         }
 
@@ -110,6 +113,7 @@ class FleetVerbs:
             asker.reply(replace(relayed, id=asker.id))
 
     def _forget_node(self, asker: Asker, request: ForgetNode) -> None:
+        self._quotas.forget(request.node)
         asker.reply(Forgotten(id=asker.id, runs=self._fleet.forget(request.node)))
 
     def _drain_node(self, asker: Asker, request: DrainNode) -> None:

@@ -3,8 +3,9 @@ that a model repeats."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
+
+from msgspec import Struct
 
 from ...core.context import Context
 from ...core.life.spending import Spending
@@ -22,8 +23,7 @@ from .feature import CallBounds, of
 MINUTE = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class Barrier:
+class Barrier(Struct, frozen=True):
     """A bound that a call would exceed."""
 
     key: str
@@ -39,8 +39,7 @@ class Barrier:
         return f"{self.words}; {self.then}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Caller:
+class _Caller(Struct, frozen=True):
     """A run or a user, as calls are counted."""
 
     key: str
@@ -135,8 +134,7 @@ def _calls(count: int) -> str:
 # ---- Models that a run may call: `gateway.models` and `--model-allow`
 
 
-@dataclass(frozen=True, slots=True)
-class _Rule:
+class _Rule(Struct, frozen=True):
     patterns: tuple[str, ...]
     source: str
 
@@ -157,8 +155,7 @@ def forbidden_model(run: Run, model: str, policy: Policy) -> str | None:
 # ---- An agent whose model asks for the same tool call again and again: `run_repeating`
 
 
-@dataclass(frozen=True, slots=True)
-class Repeats:
+class Repeats(Struct, frozen=True):
     _ctx: Context
 
     def tools_asked_for(self, run: Run, tools: Iterable[tuple[str, str]]) -> None:

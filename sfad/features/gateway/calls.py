@@ -15,7 +15,7 @@ output is then worth a call. So a limit is exceeded by the error of one estimate
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -86,7 +86,7 @@ class WaitingCall(Struct):
         return self.until if self.rate is None else self.rate.free_at
 
 
-class _Doubt(NamedTuple):
+class _Doubt(Struct, frozen=True):
     """What a call may take beyond its estimate, because that of its input may be wrong."""
 
     most: int

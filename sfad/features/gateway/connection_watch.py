@@ -15,10 +15,10 @@ import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 import trio
+from msgspec import Struct, field
 
 from ...agents import named
 from ...core import events as e
@@ -61,8 +61,7 @@ FASTEST = 64 << 10
 """Bytes a second of a reply that a model writes. A download is faster."""
 
 
-@dataclass(slots=True)
-class Traffic:
+class Traffic(Struct):
     """What went through one connection since the last request on it began."""
 
     last: Opened
@@ -236,8 +235,7 @@ class ConnectionWatch:
         yield from (api for url in urls if (api := _api_of(url)) is not None)
 
 
-@dataclass(slots=True)
-class _Addresses:
+class _Addresses(Struct):
     """The addresses of APIs. Used in one thread at a time."""
 
     _known: dict[Api, tuple[float, frozenset[bytes]]] = field(default_factory=dict)

@@ -6,10 +6,9 @@ run's admission on until it was executed: at least once, whatever becomes of the
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 
 import trio
-from msgspec import UNSET
+from msgspec import UNSET, Struct, field
 
 from ...core.life.lifecycle import severity_of_end
 from ...host.tasks import Background
@@ -32,8 +31,7 @@ WAITING = 1024
 """Ended runs whose commands wait. The longest queue of a user loses its oldest."""
 
 
-@dataclass(slots=True)
-class EndHooks:
+class EndHooks(Struct):
     processes: ContainedCommands
     reports: HookReports
     background: Background

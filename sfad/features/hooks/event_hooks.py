@@ -7,10 +7,10 @@ exactly once, because what a killed daemon had started may have done its work.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 import trio
+from msgspec import Struct, field
 
 from ...core.context import MAX_EVENTS, EventRate
 from ...host.tasks import Background
@@ -31,8 +31,7 @@ AT_ONCE_IN_ALL = 8
 no other."""
 
 
-@dataclass(slots=True)
-class _Hook:
+class _Hook(Struct):
     config: Hook
     seen: int
     """The number of the last event that it was asked about."""
@@ -62,8 +61,7 @@ class _Hook:
         )
 
 
-@dataclass(slots=True)
-class EventHooks:
+class EventHooks(Struct):
     processes: ContainedCommands
     reports: HookReports
     background: Background

@@ -3,10 +3,10 @@ once a minute for each hook of the config, and for each user's commands of `--on
 hook is given."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import msgspec
 import trio
+from msgspec import Struct
 
 from ...host.log import Log
 from ...host.metrics import Counts
@@ -26,8 +26,7 @@ SHOWN = 200
 """Characters of its output in an event."""
 
 
-@dataclass(frozen=True, slots=True)
-class HookLabel:
+class HookLabel(Struct, frozen=True):
     """How a hook is named in the log and in events."""
 
     name: str

@@ -5,9 +5,10 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+from msgspec import Struct
 
 from ...host.probe import FIX, bubblewrap, namespaces_forbidden
 from ...processes.helper import completed
@@ -28,8 +29,7 @@ _LEAVE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Sandbox:
+class Sandbox(Struct, frozen=True):
     """What an isolated run is given."""
 
     socket: str

@@ -5,10 +5,11 @@ that have used it. It is pure."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
 from math import inf
 from typing import Literal
+
+from msgspec import Struct
 
 from ...core import commands as c
 from ...core import events as e
@@ -51,8 +52,7 @@ MOST_SUBSCRIPTIONS = 1000
 forgotten."""
 
 
-@dataclass(frozen=True, slots=True)
-class WindowBar:
+class WindowBar(Struct, frozen=True):
     """Why a call, or a root, has to wait for a reset."""
 
     subscription: str

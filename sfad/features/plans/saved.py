@@ -3,9 +3,9 @@ of it, and in the ledger."""
 
 import sqlite3
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 import msgspec
+from msgspec import Struct
 
 from ...durable.snapshots import Changes, RetryingStore
 from ...host.files import UNDECODABLE
@@ -20,8 +20,7 @@ def changes(subscriptions: Iterable[Subscription]) -> Changes:
     return {f"{SAVED}{each.key}": msgspec.msgpack.encode(each) for each in subscriptions}
 
 
-@dataclass(frozen=True, slots=True)
-class SubscriptionBooks:
+class SubscriptionBooks(Struct, frozen=True):
     store: RetryingStore
     ledger: Ledger
     trouble: Callable[[str], None]

@@ -1,4 +1,5 @@
-"""The request of a person, or a run above, that types into a run's terminal."""
+"""The requests of a person, or a run above, that types into a run's terminal, and of a program
+that waits for one."""
 
 from ...protocol.requests.base import Request
 
@@ -13,3 +14,15 @@ class Keys(Request, tag="keys"):
     rows: int = 0
     """With `columns`: the size of the terminal from now on; 0 leaves it."""
     columns: int = 0
+
+
+class TellWaiting(Request, tag="tell_waiting"):
+    """Say that the command of a run waits for a person, or does not any more. It needs the
+    permission for `report`. Answered by `Done`."""
+
+    run: str | None = None
+    """`None`: the one that the peer is in."""
+    words: str = ""
+    """What it waits for; at most 200 characters are kept."""
+    over: bool = False
+    """It goes on."""

@@ -1,4 +1,5 @@
-"""What a daemon does of this: it gives runs their terminals, types, and waits for the last byte."""
+"""What a daemon does of this: it gives runs their terminals, types, waits for the last byte, and
+tells of runs that wait for a person."""
 
 import os
 from collections.abc import Awaitable, Callable
@@ -13,12 +14,16 @@ from ...daemon.loop.seam import Heart, Launch, Part
 from ...daemon.server.asker import Asker
 from ...protocol.errors import bad_request, too_many, unavailable, wrong_state
 from ...protocol.messages import Done
+from ...protocol.texts.redaction import redacted
+from ...protocol.texts.sanitise import clean
 from ...protocol.types import MAX_SIDE, RunId, Terminal
 from ...runs.live import Live
 from ...start.prepared import Prepared, Surroundings
 from .feature import TERMINAL, AgentTerminals
 from .holding import Holder, Maker, sizing, typing
-from .messages import Keys
+from .messages import Keys, TellWaiting
+from .notices import MOST_CHARACTERS
+from .waiting import Waiting, is_typed
 
 MOST_TYPED = 32 << 10
 """Bytes of one request."""
@@ -33,8 +38,9 @@ _OWN = (b"TERM=xterm-256color", b"COLORTERM=truecolor")
 
 
 class Terminals:
-    def __init__(self, heart: Heart) -> None:
+    def __init__(self, heart: Heart, waiting: Waiting) -> None:
         self._heart = heart
+        self._waiting = waiting
         launcher = heart.resources.launcher
         self._maker = Maker(Path(heart.resources.state_dir, "terminals"), launcher)
         self._holders: dict[RunId, Holder] = {}
@@ -70,6 +76,7 @@ class Terminals:
 
     def launch(self, live: Live, given: Launch) -> Launch:
         """Return what a run is launched with: a terminal. Raises `OSError`."""
+        self._waiting.over(live.run.id)
         if live.run.latest.stage:
             return given  # what it prints stands apart
         terminal: Terminal = live.parts.of(TERMINAL)
@@ -89,6 +96,7 @@ class Terminals:
             os.close(record)
         given.closes(slave)
         self._keep(run, holder)
+        self._waiting.watch(live)
         env = [item for item in given.env if not item.startswith(_FOREIGN)]
         return given._replace(
             env=[*env, *_OWN],
@@ -108,7 +116,9 @@ class Terminals:
             if each.parts.of(TERMINAL) is not None and run not in self._holders:
                 with suppress(OSError):  # it waits for its start, or has ended
                     self._keep(run, self._maker.found(run))
+                    self._waiting.watch(each)
         self._maker.remove_others(live)
+        self._waiting.begin()
 
     # Ending.
 
@@ -125,6 +135,7 @@ class Terminals:
         if holder is not None and not holder.ended.is_set():
             self._heart.background.start_soon(holder.end)
         self._maker.remove(run.id)
+        self._waiting.forget(run.id)
 
     # Typing.
 
@@ -157,6 +168,23 @@ class Terminals:
             )
         if any(size):
             holder.size = size
+        if is_typed(request.data):
+            self._waiting.over(run.id)
+        asker.reply(Done(id=asker.id))
+
+    def tell_waiting(self, asker: Asker, request: TellWaiting) -> None:
+        name = request.run if request.run is not None else asker.peer.run
+        if name is None:
+            raise bad_request("say which run waits: this process is in no run")
+        run = asker.resolve(name)
+        live = self._heart.catalogue.live.get(run.id)
+        if live is None:
+            raise wrong_state(f"run {run.id} is {run.status}; it waits for no one")
+        if request.over:
+            self._waiting.over(run.id)
+        else:
+            words = " ".join(clean(request.words.encode(errors="replace")).split())
+            self._waiting.say(live, redacted(words)[:MOST_CHARACTERS])
         asker.reply(Done(id=asker.id))
 
 
@@ -173,9 +201,12 @@ async def _end(holders: list[Holder]) -> None:
 
 
 def part(heart: Heart) -> Part:
-    terminals = Terminals(heart)
+    waiting = Waiting(heart)
+    terminals = Terminals(heart, waiting)
     return Part(
-        verbs={Keys: terminals.keys},
+        verbs={Keys: terminals.keys, TellWaiting: terminals.tell_waiting},
+        serve=waiting.serve,
+        changed=waiting.changed,
         begin=terminals.begin,
         decide=terminals.decide,
         check=terminals.check,

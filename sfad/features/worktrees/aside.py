@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from ...git.commands import At, git, own, run
 from .private import directory
@@ -24,8 +25,7 @@ _COMMIT = re.compile("[0-9a-f]{40,64}")
 _STASH = re.compile(r"(?:WIP on|On) (\(no branch\)|[^:]+): ")
 
 
-@dataclass
-class Aside:
+class Aside(Struct):
     """One of these."""
 
     words: str
@@ -36,8 +36,7 @@ class Aside:
     """It goes with the worktree, and the repository does not have it."""
 
 
-@dataclass
-class _Move:
+class _Move(Struct):
     old: str
     new: str
     time: int

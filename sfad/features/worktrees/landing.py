@@ -17,9 +17,11 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 from shlex import quote
 from typing import Literal
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from ...git import obeyed
 from ...git.commands import SWITCHES, WHOLE, At, GitError, complaint, execute, git, own, raw, run
@@ -60,8 +62,7 @@ class NotLanded(Exception):
         self.files = list(files)
 
 
-@dataclass
-class Work:
+class Work(Struct):
     """What is to land."""
 
     run: str
@@ -85,8 +86,7 @@ class Work:
         return f"sfactl land {self.run}"
 
 
-@dataclass
-class Landed:
+class Landed(Struct):
     """What has come of it."""
 
     onto: str
@@ -173,8 +173,7 @@ def land(
 # ---- Where it is to land
 
 
-@dataclass
-class _Target:
+class _Target(Struct):
     at: At
     repository: str
     branch: str

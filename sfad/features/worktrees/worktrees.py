@@ -20,8 +20,9 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from typing import Self
+
+from msgspec import Struct, field
 
 from ...git import obeyed
 from ...git.commands import (
@@ -589,8 +590,7 @@ def git_files(record: Record) -> str:
     return record.admin or ""
 
 
-@dataclass
-class Left:
+class Left(Struct):
     """What of a run is in its worktree and in no branch but those of runs."""
 
     files: int
@@ -761,8 +761,7 @@ class NotKept(GitError):
     """No commit can have what is there. The message says why."""
 
 
-@dataclass
-class Snapshot:
+class Snapshot(Struct):
     """Everything in a worktree that a commit can have, git-ignored files apart."""
 
     head: str

@@ -35,7 +35,7 @@ ATTRIB, MODIFY, MOVED_FROM, MOVED_TO, CREATE, DELETE, DELETE_SELF, MOVE_SELF = (
     0x400,
     0x800,
 )
-DONT_FOLLOW, MASK_ADD = 0x02000000, 0x20000000
+DONT_FOLLOW, MASK_ADD, ONESHOT = 0x02000000, 0x20000000, 0x80000000
 
 libc = ctypes.CDLL(None, use_errno=True)
 """The C library. A test puts one in its place whose calls fail."""
@@ -48,9 +48,9 @@ def new_instance() -> int:
     return _checked(descriptor)
 
 
-def add_watch(instance: int, path: Path, mask: int) -> None:
-    """Raises `OSError`."""
-    _checked(libc.inotify_add_watch(instance, os.fsencode(path), mask), path)
+def add_watch(instance: int, path: Path, mask: int) -> int:
+    """Return the number of the watch. Raises `OSError`."""
+    return _checked(libc.inotify_add_watch(instance, os.fsencode(path), mask), path)
 
 
 def _checked(result: int, path: Path | None = None) -> int:

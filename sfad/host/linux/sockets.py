@@ -7,7 +7,8 @@ import socket
 import struct
 from collections.abc import Collection, Iterator
 from contextlib import suppress
-from typing import NamedTuple
+
+from msgspec import Struct
 
 _NETLINK_SOCK_DIAG = 4
 _SOCK_DIAG_BY_FAMILY = 20
@@ -25,7 +26,7 @@ _LISTENS = "0A"
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
 
 
-class UnixConnection(NamedTuple):
+class UnixConnection(Struct, frozen=True):
     """A connection to a Unix socket that has a path."""
 
     path: str

@@ -6,14 +6,14 @@ import resource
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
 from time import monotonic
 from types import MappingProxyType
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import psutil
+from msgspec import Struct
 
 from ...protocol.types import RunId
 from .. import kernel
@@ -190,7 +190,7 @@ FOREIGN: RunId = ""
 """In the place of a run: a foreign process."""
 
 
-class MarkedProcess(NamedTuple):
+class MarkedProcess(Struct, frozen=True):
     """A process and the marks that it inherited."""
 
     process: psutil.Process
@@ -232,8 +232,7 @@ def run_by_marks(
     return tags.get(one.tag) if one.tag is not None else None
 
 
-@dataclass(frozen=True)
-class MarkScan:
+class MarkScan(Struct, frozen=True, dict=True):
     """All living processes."""
 
     processes: Mapping[int, MarkedProcess]

@@ -21,6 +21,8 @@ from contextlib import suppress
 from itertools import accumulate
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from .. import kernel
 from ..credentials import sealed
 from ..launcher import LaunchError, LaunchSpec
@@ -234,7 +236,7 @@ rights that were delegated otherwise, or with as many processes as `pids.max` al
 is tried then."""
 
 
-class Door(NamedTuple):
+class Door(Struct, frozen=True):
     """How a trampoline gets into a run's containment."""
 
     cgroup: int | None = None

@@ -29,6 +29,8 @@ class Request(
     """How often a client sends the request again if the connection is lost before the reply. 0 for
     what adds up, what writes, and what may meet another state the second time (`Resume` would thaw
     what was paused again meanwhile)."""
+    answered_there: ClassVar[bool] = False
+    """The node answers where the run executes (docs/fleet.md)."""
 
 
 class Hello(Request, tag="hello"):

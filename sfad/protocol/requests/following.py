@@ -71,6 +71,7 @@ class ReadOutput(Request, tag="read_output"):
     permission for `logs`. Answered by `OutputPart`."""
 
     repeats = 1
+    answered_there = True
 
     run: str
     stream: Literal["stdout", "stderr"]

@@ -14,6 +14,7 @@ class Result(Request, tag="result"):
     was replaced by another process."""
 
     repeats = 1
+    answered_there = True
 
     run: str
     max_bytes: int = 64 * 1024

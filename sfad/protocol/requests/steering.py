@@ -143,6 +143,8 @@ class Send(Request, tag="send"):
     the bytes are queued, not read; `wrong_state` if the run has no such pipe; `unavailable` if the
     pipe is full or closed."""
 
+    answered_there = True
+
     run: str
     data: bytes
     """May be empty."""

@@ -18,14 +18,14 @@ from __future__ import annotations
 import sqlite3
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from itertools import accumulate
 from operator import itemgetter
 from typing import Any
 
-from msgspec.structs import replace as replace_struct
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ...core.state.access import Scope, means, values_of
 from ...core.state.run import run_id
@@ -93,8 +93,7 @@ row, is higher."""
 _CREATED_AFTER = f"created_at > ? AND created_at < {_HIGHEST_TIME}"
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
+class Page(Struct, frozen=True):
     """What a request for a list asks for, and what its caller may see of it."""
 
     query: List
@@ -169,8 +168,7 @@ Ended = tuple[int, int]
 them, so they are not objects."""
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
+class Selection(Struct, frozen=True):
     """The runs of a page by their numbers."""
 
     live: list[int]
@@ -362,7 +360,7 @@ class Reader:
         lowest = self._lowest(since) if since is not None else 0
         at = page
         if page.up and lowest - 1 > page.start:
-            at = replace(page, query=replace_struct(page.query, after=run_id(lowest - 1)))
+            at = replace(page, query=replace(page.query, after=run_id(lowest - 1)))
         ended: list[Ended] = []
         ends: list[int] = []
         rows, near = page.query.rows, self._near(at)
@@ -532,8 +530,7 @@ def _cost_of(value: Any) -> float | None:
     return value if isinstance(value, float) else None
 
 
-@dataclass(frozen=True, slots=True)
-class Term:
+class Term(Struct, frozen=True):
     plain: str
     """Its SQL without an index."""
     values: tuple[Any, ...]
@@ -548,8 +545,7 @@ Query = tuple[str, list[Any]]
 """SQL and its values."""
 
 
-@dataclass(frozen=True, slots=True)
-class EndedQuery:
+class EndedQuery(Struct, frozen=True):
     terms: list[Term]
     first: Term | None = None
     """The term whose index drives it; without one it walks the table."""

@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 from msgspec import Struct, field
 
@@ -153,7 +153,7 @@ class Transactions:
             self.connection.close()
 
 
-class _Seen(NamedTuple):
+class _Seen(Struct, frozen=True):
     """A directory as stat(2) shows it."""
 
     device: int
@@ -437,9 +437,11 @@ class Writer:
         items, unmoved, began = self._inbox.drain(), self._transactions.unmoved, time.monotonic()
         ops = [item for item in items if isinstance(item, Op)]
         if ops and len(ops) == len(items):
-            # whatever goes wrong, the thread meets it again, and reports it
-            with contextlib.suppress(Exception):
+            try:
                 self._transactions.write(ops, wait=False)
+            except Exception:  # noqa: BLE001, S110 - the thread meets it again, and reports it
+                pass
+            else:
                 if unmoved < CHECKPOINT_ROWS <= self._transactions.unmoved:
                     self._inbox.wake()  # from now on the thread waits for a quiet moment
                 return self._wrote(ops, began)

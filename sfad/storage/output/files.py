@@ -12,7 +12,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
+
+from msgspec import Struct
 
 from ...core.state.run import number_or_zero, run_number
 from ...host.files import identity, make_directory, set_aside
@@ -59,7 +61,7 @@ class LeasedError(OSError):
     """Another process holds a lease on the file: see F_SETLEASE in fcntl(2)."""
 
 
-class Made(NamedTuple):
+class Made(Struct, frozen=True):
     """A file that was made or opened for a run's attempt."""
 
     inode: int

@@ -11,12 +11,12 @@ import os
 import select
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from . import holes
-from .truncated import MOST, NEWEST
+from .truncated import MOST, NEWEST, NewestBytes, Truncation
 
 _CLASS_CONTENT, _CLOEXEC, _NONBLOCK = 4, 1, 2
 _MARK_ADD, _MARK_REMOVE = 1, 2
@@ -43,6 +43,18 @@ class Earlier(NamedTuple):
 
     status: os.stat_result
     newest: bytes
+
+
+def truncations(
+    newest: NewestBytes, descriptor: int, status: os.stat_result, reopened: Sequence[Earlier]
+) -> Iterator[Truncation]:
+    """Look at an open file. Yield what was there each time that it was truncated since the last
+    look. `reopened`: as it was before processes opened it. Raises `OSError`."""
+    for earlier in reopened:
+        if (found := newest.look_back(*earlier)) is not None:
+            yield found
+    if (found := newest.look(descriptor, status, reopened=bool(reopened))) is not None:
+        yield found
 
 
 class Reopenings:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import Literal
 
 import pytest
+from msgspec.structs import replace
 
 from sfad.core import commands as c
 from sfad.core import events as e

@@ -7,11 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sfad.features.checks.part import LOOK_EVERY
 from sfad.protocol import messages as m
 from sfad.protocol.types import Checks, Limit, LimitKind, RunInfo, Status, Worktree
 from tests.conftest import Start
@@ -128,6 +130,54 @@ def test_what_many_checks_have_printed_is_shown_in_order(daemon: Daemon) -> None
     assert [line for line in printed if not line.startswith("── ")] == [
         word for attempt in range(1, 7) for word in ("one", str(attempt))
     ]
+
+
+def test_what_checks_print_is_followed(daemon: Daemon, tmp_path: Path) -> None:
+    """From before the first one begins, over attempts, to the end of the run."""
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    check = checked(f"echo one $SFA_ATTEMPT; read x < {gate}; echo $x; test $x = go", "printf two")
+    with daemon.client() as client:
+        agent = f"test $SFA_ATTEMPT = 2 || read x < {gate}"
+        run = started(client, ["sh", "-c", agent], check=check, attempts=2)
+        words = [sys.executable, "-m", "sfactl", "logs", "--check", "-f", run.id]
+        following = subprocess.Popen(words, env=daemon.env, stdout=subprocess.PIPE, text=True)
+        assert following.stdout is not None
+        lines = iter(following.stdout.readline, "")
+        for word, heading, begins in (("a", 1, "one 1"), ("red", 2, "one 2"), ("go", 3, "")):
+            gate.write_text(f"{word}\n")
+            if not begins:
+                break
+            assert next(line for line in lines if line.startswith("── ")).startswith(
+                f"── attempt {heading}, check 1: echo one"
+            )
+            assert next(lines) == f"{begins}\n"
+        assert next(lines) == "go\n"
+        assert [*lines] == ["── attempt 2, check 2: printf two\n", "two\n"]
+        assert following.wait() == 0
+        following.stdout.close()
+        assert ended(client, run.id).status is Status.COMPLETED
+
+
+@pytest.mark.parametrize("again", ["> /dev/stdout", "| tee /dev/stderr"])
+def test_what_a_check_prints_before_it_truncates_its_output_is_kept(
+    daemon: Daemon, tmp_path: Path, again: str
+) -> None:
+    """Without fanotify, which is root's, what was printed before the last look."""
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    check = f"echo first; read x < {gate}; echo second {again}; echo third; exit 1"
+    with daemon.client() as client:
+        run = started(client, ["true"], check=checked(check))
+        wait_until(lambda: "first" in daemon.sfactl("logs", "--check", run.id).stdout, "it prints")
+        time.sleep(2 * LOOK_EVERY)  # it is read by a look, of which no client is told
+        gate.write_text("\n")
+        reason = ended(client, run.id).reason
+    assert reason is not None
+    shown = list(dict.fromkeys(reason.lines))  # `tee` prints it twice
+    assert shown == ["first", "second", "third"]
+    printed = daemon.sfactl("logs", "--check", run.id).stdout.splitlines()[1:]
+    assert list(dict.fromkeys(printed)) == ["first", "second", "third"]
 
 
 def test_a_typo_starts_no_attempt(daemon: Daemon) -> None:

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from sfad.features.checks.printed import LINES, MOST_IN_LINE, Printed
+from sfad.storage.output.truncated import Truncation
 
 KEY = (1, 2)
 
@@ -54,6 +55,27 @@ def test_it_is_read_in_pieces(tmp_path: Path) -> None:
     assert printed.piece("a1", KEY, -2) == ((256 << 10) - 2, b"\xfe\xff")
     assert printed.piece("a1", KEY, 256 << 10)[1] == b""
     assert printed.piece("a1", KEY, -(1 << 40))[0] == 0
+
+
+def test_what_a_command_truncates_stands_before_the_rest(tmp_path: Path) -> None:
+    printed = Printed(tmp_path / "checks")
+    written(printed, b"third\n")
+    printed.save("a1", KEY, Truncation(b"first\n", 0))
+    printed.save("a1", KEY, Truncation(b"second\n", 0))
+    assert printed.last_lines("a1", KEY) == ("first", "second", "third")
+    assert printed.piece("a1", KEY, 0) == (0, b"first\nsecond\n")
+    assert printed.piece("a1", KEY, 13) == (13, b"third\n")
+    assert printed.piece("a1", KEY, -6) == (13, b"third\n")
+    assert printed.piece("a1", KEY, 19) == (19, b"")
+    assert printed.keys("a1") == [KEY]
+    # older bytes were not read in time: offsets stay as they were, and no zeros are shown
+    printed.save("a1", KEY, Truncation(b"x" * 20_000, 100_000))
+    at, data = printed.piece("a1", KEY, 13)
+    assert 100_013 <= at < 105_000
+    assert data == b"x" * (120_013 - at)
+    assert printed.piece("a1", KEY, 120_013) == (120_013, b"third\n")
+    written(printed, b"new")
+    assert printed.last_lines("a1", KEY) == ("new",)
 
 
 def test_the_oldest_bytes_are_freed(tmp_path: Path) -> None:

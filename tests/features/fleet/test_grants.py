@@ -12,12 +12,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from sfad.core import commands as c
 from sfad.core import events as e
+from sfad.core.life.stages import checks_of
 from sfad.core.machine import NewPurses
 from sfad.core.state.money import to_nanos
 from sfad.core.state.run import Run
 from sfad.features.fleet.feature import FleetConfig
-from sfad.features.fleet.heard import Placed, PlacementWaits
-from sfad.protocol.types import Action, Bound, Grant, LimitKind, Placing, RunId, Status
+from sfad.features.fleet.heard import GrantSeen, GrantState, Placed, PlacementWaits
+from sfad.protocol.types import Action, Bound, Check, Grant, LimitKind, Placing, RunId, Status
 from tests.bench.fleet import simulate
 from tests.core.holding import moment
 from tests.core.policies import policy
@@ -71,6 +72,20 @@ def test_a_child_on_another_node_runs_and_ends() -> None:
     assert [
         answer.run.id for answer in one.answers.values() if isinstance(answer, c.SpawnDone)
     ] == [top, kid.id]
+
+
+def test_what_a_node_tells_of_checks_is_known_where_the_run_was_asked_for() -> None:
+    net = fleet("n1", "n2")
+    one = net.nodes["n1"]
+    kid = child(one, root(one), "n2")
+    running, passed = (Check(command="test", state=state) for state in ("running", "passed"))
+    for status, told in ((Status.RUNNING, running), (Status.COMPLETED, passed)):
+        one.hear(kid.id, GrantSeen("n2", GrantState(status, "a1", checks=(told,))))
+        assert checks_of(kid) == (told,)
+    lost = child(one, "a1", "n2", "lost")
+    one.hear(lost.id, GrantSeen("n2", GrantState(Status.RUNNING, "a2", checks=(running,))))
+    one.hear(lost.id, GrantSeen("n2", GrantState(Status.LOST, "a2", checks=(running,))))
+    assert [each.state for each in checks_of(lost)] == ["not_run"]
 
 
 def test_its_share_is_counted_before_it_is_sent_and_the_rest_comes_back() -> None:

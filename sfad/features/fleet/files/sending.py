@@ -5,11 +5,10 @@ user."""
 import os
 import secrets
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import msgspec
 import trio
-from msgspec import Struct
+from msgspec import Struct, field
 
 from ....git.commands import LOCAL
 from ....host.tasks import in_thread
@@ -37,8 +36,7 @@ class _Packed(Struct):
     error: str | None = None
 
 
-@dataclass(slots=True)
-class Shipping:
+class Shipping(Struct):
     files: ShippedFiles
     processes: ContainedCommands
     live: Mapping[RunId, Live]

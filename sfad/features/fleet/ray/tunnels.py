@@ -10,7 +10,8 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from ....protocol.messages import Error, pack_message
 from ....protocol.types import ErrorCode
@@ -37,8 +38,7 @@ others must not wait for it."""
 _READ = select.EPOLLIN | select.EPOLLRDHUP
 
 
-@dataclass(slots=True, eq=False)
-class Tunnel:
+class Tunnel(Struct, eq=False):
     name: str
     node: str
     sock: socket.socket

@@ -3,10 +3,10 @@
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 import trio
+from msgspec import Struct, field
 
 from ....host.linux.callers import Caller
 from ....protocol import messages as m
@@ -44,8 +44,7 @@ class RefusedError(Exception):
         self.retry_after = retry_after
 
 
-@dataclass(frozen=True, slots=True)
-class CallerRun:
+class CallerRun(Struct, frozen=True):
     """The run that a caller is in."""
 
     run: str
@@ -113,8 +112,7 @@ R = TypeVar("R", bound=m.Reply)
 Q = TypeVar("Q", bound=m.Request)
 
 
-@dataclass(eq=False, slots=True)
-class _Open:
+class _Open(Struct, eq=False):
     """A request that is not answered yet."""
 
     request: m.Request

@@ -8,9 +8,10 @@ anywhere.
 
 import ipaddress
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
+
+from msgspec import Struct
 
 from ....protocol.texts.egress import PORTS, Destination
 
@@ -74,8 +75,7 @@ class EgressRefusedError(Exception):
     """A run may not reach a host. The text says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Way:
+class Way(Struct, frozen=True):
     """A host that the list of a run has."""
 
     host: str

@@ -7,7 +7,6 @@ import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from http import HTTPStatus
 from ipaddress import ip_address
@@ -18,6 +17,7 @@ from urllib.parse import urlsplit
 import h11
 import httpx2
 import trio
+from msgspec import Struct
 from msgspec.structs import replace
 
 from ....host.http_connection import ClientGoneError, HttpConnection
@@ -184,8 +184,7 @@ class SilenceWatch:
                 record.silent()
 
 
-@dataclass(frozen=True, slots=True)
-class KnownRun:
+class KnownRun(Struct, frozen=True):
     """The run that was found for a request."""
 
     asked: tuple[Caller | None, str | None]
@@ -194,8 +193,7 @@ class KnownRun:
     run: CallerRun
 
 
-@dataclass(frozen=True, slots=True)
-class Shared:
+class Shared(Struct, frozen=True):
     """What all connections share."""
 
     daemon: Daemon

@@ -8,13 +8,13 @@ proxies of paid models, such as LiteLLM, are there too, and have no such endpoin
 import json
 from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import httpx2
 import trio
+from msgspec import Struct, field
 
 from .egress_rules import is_private
 from .upstreams import Upstream
@@ -41,8 +41,7 @@ class _Any(Container[str]):
 _NONE: Container[str] = frozenset[str]()
 
 
-@dataclass(slots=True)
-class _Known:
+class _Known(Struct):
     until: float = 0.0
     models: Container[str] = _NONE
     lock: trio.Lock = field(default_factory=trio.Lock)

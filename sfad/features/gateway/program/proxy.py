@@ -5,9 +5,9 @@ import os
 import socket
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 import trio
+from msgspec import Struct, field
 
 from ....host.http_connection import ClientGoneError, HttpConnection
 from ....host.linux.callers import Caller, ConnectionTable
@@ -29,8 +29,7 @@ _REFUSAL = (
 )
 
 
-@dataclass(eq=False, slots=True)
-class _Connection:
+class _Connection(Struct, eq=False):
     http: HttpConnection
     caller: Caller
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)

@@ -8,13 +8,13 @@ import stat
 from base64 import b64decode
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 from urllib.parse import quote, unquote, unquote_plus, urlsplit
 from urllib.request import getproxies_environment, proxy_bypass
 
 import httpx2
+from msgspec import Struct
 
 from ....host.tasks import in_thread
 from ....protocol.texts.egress import PORTS, host_of
@@ -39,8 +39,7 @@ _KEY = re.compile(r"[!-~]+")
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
 
-@dataclass(frozen=True, slots=True)
-class Upstream:
+class Upstream(Struct, frozen=True):
     name: str
     url: str
     """What the provider's base URL variable would hold."""
@@ -130,8 +129,7 @@ class Upstream:
         return f"{self.url}{rest}{'?' if query else ''}{query}"
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(Struct, frozen=True):
     """Where the path of a request leads: `/run/TOKEN/UPSTREAM/REST`, the first two only where runs
     have no cgroup."""
 

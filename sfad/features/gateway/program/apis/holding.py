@@ -7,10 +7,10 @@ Only what an API takes as a file is one. The same bytes in a text, or in a tool'
 from base64 import b64decode
 from binascii import Error as NoBase64
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import Struct, field
 
 from .....agents.lenient import lenient
 from .....protocol.types import Modality
@@ -34,8 +34,7 @@ _DEPTH = 4
 """How deep parts may be in parts: in a document, in the result of a tool, in a message."""
 
 
-@dataclass(slots=True)
-class Holding:
+class Holding(Struct):
     body: bytes
     model: str = ""
     files: list[bytes] = field(default_factory=list)

@@ -7,9 +7,9 @@ and cannot be read is noted: the figures are then a lower bound.
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple, get_args
 
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from .....agents import counters
@@ -40,8 +40,7 @@ _Parts = dict[Modality, int]
 """Tokens by modality."""
 
 
-@dataclass(slots=True)
-class _Fields:
+class _Fields(Struct):
     """The fields of a JSON object, and which of them could not be read."""
 
     of: Any

@@ -3,9 +3,10 @@ broken off."""
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple, TypeVar
+
+from msgspec import Struct
 
 from .....agents.counters import BYTES_A_TOKEN as _WRITTEN_A_TOKEN
 from .....protocol.types import Modality, Tokens
@@ -38,8 +39,7 @@ class InputEstimate(NamedTuple):
     """The part of these by which estimates are often wrong."""
 
 
-@dataclass(slots=True)
-class _Known:
+class _Known(Struct):
     """What the calls of a run to a model had, or those of all runs."""
 
     ratio: float = 0.0

@@ -1,0 +1,1 @@
+"""Calls of tools that a person allows or denies."""
