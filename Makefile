@@ -10,7 +10,7 @@ TESTS := $(VENV)/.tests
 ALL := $(VENV)/.all
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable
 
-.PHONY: help demo fleet-demo test test-all everything agents vm matrix crash soak flat mutants lint bench docs trampoline wheel release clean
+.PHONY: help demo fleet-demo test test-all everything agents vm matrix crash soak flat mutants lint bench docs frozen lowest trampoline wheel release clean
 
 help: ## show this
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -86,6 +86,13 @@ bench: $(ALL) ## measure beside the floor of bare system calls and other supervi
 docs: $(ALL) ## write the parts of docs/ that are generated, man pages among them
 	$(BIN)/python -m tests.docs
 
+frozen: $(TESTS) ## write what later releases must load: bytes of this version, into tests/frozen/
+	$(BIN)/python -m tests.frozen
+
+lowest: $(TESTS) ## try the lowest versions of libraries that pyproject.toml allows
+	@$(INSTALL) '.[lowest]'
+	$(BIN)/python -m tests.lowest
+
 trampoline: $(TESTS) ## compile trampoline.c and holder.c into modules that the daemon executes them from (needs gcc and libc6-dev)
 	$(BIN)/python -m tests.processes.trampoline_image
 	$(BIN)/python -m tests.features.terminals.holder_image
@@ -98,4 +105,4 @@ release: $(ALL) ## build source distribution and wheel twice, compare them, and 
 	$(BIN)/python -m tests.release
 
 clean: ## remove what the targets above made
-	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-lowest dist build .mypy_cache .ruff_cache .hypothesis

@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, cast
 
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.json import decode
 
 from sfad.host import probe
@@ -48,8 +48,8 @@ class Finding(Struct, frozen=True):
     verdict: str
     """`ok`, `warn` or `bad`."""
     detail: str
-    fix: str = field(default="", name="mend")
-    """How to fix it. In JSON the key keeps its old name."""
+    fix: str = ""
+    """How to fix it."""
 
 
 @app.command()

@@ -61,7 +61,6 @@ def from_saved(wanted: type, saved: Any) -> Any:
     if wanted is not Account:
         raise NotImplementedError(f"{wanted} is not saved")
     try:
-        saved = {"printed_ended": {}} | saved
         _converted(saved, to_nanos)
         return Account(
             **{name: msgspec.convert(saved[name], type_) for name, type_ in _PARTS.items()}

@@ -478,22 +478,6 @@ class Wanted(Struct, frozen=True, kw_only=True):
     grace: float = 0.0
 
 
-class QueueState(Struct, frozen=True, kw_only=True, gc=False):
-    """The slot that a queued tree waits for."""
-
-    key: str
-    """The quota, or `groups.NAME.slots`, that has no room."""
-    used: int
-    limit: int
-    place: int
-    """Among the trees of its user that wait, or those of its group if that has no room. 1 is the
-    first."""
-    waiting: int
-    free_by: datetime | None = None
-    """The first deadline of the trees that have a slot: by then one is free. `None` if none of them
-    has a deadline now."""
-
-
 class WindowShare(Struct, frozen=True, kw_only=True, gc=False):
     """About how much of a subscription's window a run has used itself, without its descendants."""
 
@@ -511,8 +495,6 @@ class FleetPlace(Struct, frozen=True, kw_only=True, gc=False):
     node: str | None = None
     run: RunId = ""
     """Its id there."""
-    waits: str | None = None
-    """Why it is not placed."""
     infeasible: bool = False
     """No node that is there now could ever take it."""
     unreachable_since: datetime | None = None
@@ -648,8 +630,7 @@ class RunInfo(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     descendants: int
     """Runs admitted below it so far, and `unadmitted` agents."""
     deadline: datetime | None = None
-    """The first of its own and its ancestors' deadlines, or the end of a hold by a limit; `None`
-    while its clock stands for another reason."""
+    """The first of its own and its ancestors' deadlines; `None` while its clock stands."""
     milestone: str | None = None
     """The newest line `[agent:NAME] text` on its stderr."""
     created_at: datetime
@@ -692,8 +673,6 @@ class RunInfo(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Those of `calls` that were refused."""
     last_refusal: str | None = None
     """Why the last of these was refused. Only in the answer to `Info`."""
-    queue: QueueState | None = None
-    """Of a tree that waits for a slot. Only in the answer to `Info`."""
     api_silence: ApiSilence | None = None
     """Of a live run whose model calls are not answered."""
     cpu_cores: float | None = None

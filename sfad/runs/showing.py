@@ -11,6 +11,7 @@ from ..core.machine import Machine
 from ..core.state.account import Use
 from ..core.state.limits import ActiveLimit
 from ..core.state.money import to_usd
+from ..core.state.quotas import QueuePlace
 from ..core.state.run import Run
 from ..features.listed import FEATURES
 from ..host.clock import wall_clock
@@ -26,7 +27,6 @@ from ..protocol.types import (
     Limit,
     LimitKind,
     LimitState,
-    QueueState,
     RunInfo,
     Source,
     Status,
@@ -64,7 +64,7 @@ def info_of(
         fixed = _fixed(live)
         live.fix(fixed, asked)
     ended, exit_, sources = run.status.terminal, latest.exit, run.account.sources
-    counts = run.clock.since is not None or run.limit_hold is not None
+    counts = run.clock.since is not None
     elapsed = round(run.clock.elapsed(now), 3) if run.started_at is not None else None
     more, status = {} if ended else dict(live.shown), run.status
     for name, shows in SHOWN:
@@ -174,13 +174,16 @@ def holds_at(machine: Machine, run: Run, now: float) -> tuple[Hold, ...]:
     return machine.holds(run, now, lambda at: wall_clock() + timedelta(seconds=at - now))
 
 
-def with_place(holds: Iterable[Hold], queue: QueueState) -> tuple[Hold, ...]:
-    """Return what holds a queued run, with its place in the queue."""
-    words = f"; it is number {queue.place} of {queue.waiting} that wait"
-    if queue.free_by is None:
+def with_place(
+    holds: Iterable[Hold], place: QueuePlace, free_by: datetime | None
+) -> tuple[Hold, ...]:
+    """Return what holds a queued run, with its place in the queue. `free_by`: the first deadline of
+    the trees that have a slot; `None` if none of them has a deadline now."""
+    words = f"; it is number {place.place} of {place.waiting} that wait"
+    if free_by is None:
         words += "; no tree that has a slot has a deadline now"
     return tuple(
-        replace(hold, words=hold.words + words, until=queue.free_by)
+        replace(hold, words=hold.words + words, until=free_by)
         if hold.kind in {"slot", "group"}
         else hold
         for hold in holds
@@ -214,7 +217,6 @@ def _fleet(run: Run, now: float) -> FleetPlace:
         return FleetPlace(
             node=remote.node,
             run=remote.id,
-            waits=remote.waits,
             infeasible=remote.infeasible,
             unreachable_since=wall_clock() - timedelta(seconds=away) if shown else None,
         )
@@ -371,11 +373,7 @@ def _may_be_known(live: Live, kind: LimitKind) -> bool:
 
 
 def _deadline(run: Run, now: float) -> datetime | None:
-    at = (
-        run.limit_hold.until
-        if run.limit_hold is not None and run.limit_hold.until is not None
-        else run.deadline
-    )
+    at = run.deadline
     return wall_clock() + timedelta(seconds=at - now) if at is not None else None
 
 

@@ -238,7 +238,8 @@ def test_it_begins_with_what_waits_for_a_person(daemon: World) -> None:
         "it is number 2 of 2 that wait"
     ) in why
     assert re.search(r"; a slot is free when a tree ends, at the latest at [\d:]+, in \d+", why)
-    assert daemon.json("info", queued[1])["queue"]["place"] == 2
+    [hold] = daemon.json("info", queued[1])["holds"]
+    assert (hold["kind"], hold["until"] is not None) == ("slot", True)
 
 
 @pytest.mark.alone

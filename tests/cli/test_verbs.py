@@ -245,7 +245,7 @@ def test_the_daemon_shows_itself(daemon: World) -> None:
     report = daemon.json("doctor", code=None)
     assert report["containment"] in ("cgroup", "tags")
     assert report["findings"][0]["verdict"] == "ok"
-    assert set(report["findings"][0]) == {"name", "verdict", "detail", "mend"}
+    assert set(report["findings"][0]) == {"name", "verdict", "detail", "fix"}
     elsewhere = json.loads(
         daemon.sfactl("doctor", "--json", code=None, SFAD_STATE_DIR="/nonexistent").stdout
     )["findings"]

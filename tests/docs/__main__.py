@@ -17,7 +17,7 @@ from sfad.protocol.limits_object import schema
 from sfad.protocol.messages import pack_message
 from sfad.protocol.requests.base import Reply, Request
 
-from . import man, notation, protocol
+from . import json_schemas, man, notation, protocol
 from .examples import EXAMPLES
 from .pages import DOCS, pages, regenerate
 
@@ -91,9 +91,10 @@ def shown(message: Request | Reply) -> str:
 
 def files() -> dict[Path, str]:
     """Return the files of docs/ that are generated as a whole."""
-    return {DOCS / "limits.schema.json": schema().decode()} | {
-        MAN / name: text for name, text in man.pages()
-    }
+    return {
+        DOCS / "json.schema.json": json_schemas.text(),
+        DOCS / "limits.schema.json": schema().decode(),
+    } | {MAN / name: text for name, text in man.pages()}
 
 
 def main() -> None:

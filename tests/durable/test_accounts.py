@@ -33,6 +33,7 @@ SAVED = {
     "below": {"tokens": 1115, "cost": 0.30000000000000004},
     "ended": {"cost": 0.1},
     "ended_unsure": {},
+    "printed_ended": {},
     "levels": {"memory": 4096.0},
 }
 """One sum of money has the error of a binary fraction."""

@@ -172,7 +172,7 @@ def test_doctor_looks_at_the_gateway(start: Start, provider: Provider, tmp_path:
         done = daemon.sfactl("doctor", "--json")
         assert os.environ["PATH"] not in done.stdout
         return {
-            each["name"]: (each["verdict"], each["detail"] + each["mend"])
+            each["name"]: (each["verdict"], each["detail"] + each["fix"])
             for each in json.loads(done.stdout)["findings"]
         }
 

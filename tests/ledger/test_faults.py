@@ -20,7 +20,7 @@ import trio
 from sfad.core.state.access import EVERYTHING
 from sfad.protocol.messages import List
 from sfad.protocol.types import Event, Status
-from sfad.storage.ledger import Ledger, LedgerError, LedgerTooNew, OpenedLedger, writer
+from sfad.storage.ledger import Ledger, LedgerError, LedgerUnknown, OpenedLedger, writer
 from sfad.storage.ledger.opening import check_whole
 from sfad.storage.ledger.queries import Page
 from sfad.storage.ledger.rows import Op
@@ -371,7 +371,7 @@ def test_a_newer_schema_is_refused_and_left_alone(tmp_path: Path) -> None:
         other.execute("PRAGMA user_version = 99")
     before = (tmp_path / "ledger.db").read_bytes()
     with pytest.raises(
-        LedgerTooNew, match=r"ledger\.db cannot be opened: its schema is version 99, .* up to \d+"
+        LedgerUnknown, match=r"ledger\.db cannot be opened: its schema is version 99, .* knows \d+"
     ):
         OpenedLedger(tmp_path)
     assert (tmp_path / "ledger.db").read_bytes() == before

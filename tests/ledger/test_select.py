@@ -22,30 +22,20 @@ from sfad.protocol.types import RunInfo, Status
 from sfad.storage.ledger import RunExtra
 from sfad.storage.ledger.queries import Page, Reader, Selection, ended_queries, live_queries
 from sfad.storage.ledger.rows import insert_op, number_of, numbers_of, state_op, statements
-from sfad.storage.ledger.schema import MIGRATIONS, migrate
+from sfad.storage.ledger.schema import migrate
 
 from .samples import PLAIN, WHEN, run, runs_of, started
 
 LIVE, DONE = Status.RUNNING, Status.COMPLETED
 
 
-def memory(rows: list[tuple[RunInfo, RunExtra]], first: int = 0) -> sqlite3.Connection:
-    """Return a ledger with these rows, of which the `first` ones were there before the tables that
-    triggers fill (version 2)."""
+def memory(rows: list[tuple[RunInfo, RunExtra]]) -> sqlite3.Connection:
+    """Return a ledger with these rows."""
     connection = sqlite3.connect(":memory:", isolation_level=None)
-    # what is written today has the columns of all versions
-    others = (MIGRATIONS[0], *MIGRATIONS[2:])
-    with patch.multiple("sfad.storage.ledger.schema", VERSION=len(others), MIGRATIONS=others):
-        migrate(connection)
-    _insert(connection, rows[:first])
-    connection.executescript(MIGRATIONS[1])
-    _insert(connection, rows[first:])
-    return connection
-
-
-def _insert(connection: sqlite3.Connection, rows: list[tuple[RunInfo, RunExtra]]) -> None:
+    migrate(connection)
     for sql, values in statements([insert_op("admit", info, extra, None) for info, extra in rows]):
         connection.execute(sql, values)
+    return connection
 
 
 def ids(runs: list[RunInfo]) -> list[str]:
@@ -243,7 +233,6 @@ PAGES = st.builds(
     most_below=st.integers(0, 3),
     times=st.integers(1, 4),
     uids=st.integers(1, 3),
-    migrated=st.integers(0, 12),
 )
 def test_sql_and_python_agree_on_every_filter_page_by_page(
     rows: list[tuple[RunInfo, RunExtra]],
@@ -252,7 +241,6 @@ def test_sql_and_python_agree_on_every_filter_page_by_page(
     most_below: int,
     times: int,
     uids: int,
-    migrated: int,
 ) -> None:
     parents = {info.id: info.parent_id for info, _ in rows}
 
@@ -261,7 +249,7 @@ def test_sql_and_python_agree_on_every_filter_page_by_page(
 
     fitting = [info.id for info, extra in rows if page.admits(info, extra.uid, chain(info.id))]
     with (
-        closing(memory(rows, migrated)) as connection,
+        closing(memory(rows)) as connection,
         patch.multiple(
             "sfad.storage.ledger.queries",
             MAX_WALKED=walked,

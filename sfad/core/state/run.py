@@ -282,7 +282,7 @@ class Paused(Struct):
     by_giver: bool = False
     """The giver of its grant wants it; nothing else does."""
     since: float | None = None
-    """When it began; `None` after a reboot, and if an older daemon saved it."""
+    """When it began; `None` after a reboot."""
 
 
 class LimitHold(Struct):

@@ -19,7 +19,7 @@ starts.
 """
 
 from .backup import Backup, back_up
-from .database import LedgerError, LedgerTooNew, is_full
+from .database import LedgerError, LedgerUnknown, is_full
 from .ledger import Ledger, OpenedLedger
 from .rows import RunExtra
 
@@ -27,7 +27,7 @@ __all__ = [
     "Backup",
     "Ledger",
     "LedgerError",
-    "LedgerTooNew",
+    "LedgerUnknown",
     "OpenedLedger",
     "RunExtra",
     "back_up",

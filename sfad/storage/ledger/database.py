@@ -78,8 +78,8 @@ class LedgerDamaged(LedgerError):
     """A part of the file is broken. The next start reads all of it, and sets it aside."""
 
 
-class LedgerTooNew(LedgerError):
-    """A newer version of this program wrote the file. Nothing was changed in it."""
+class LedgerUnknown(LedgerError):
+    """A build whose schema is not known here wrote the file. Nothing was changed in it."""
 
 
 def corrupt(text: str) -> sqlite3.DatabaseError:

@@ -226,7 +226,6 @@ class Reader:
         """Of the file's content when `_selected` was read."""
         self._selected: dict[object, Selection] = {}
         self._times: dict[float, _Times] = {}
-        self._unmarked: int | None = None
 
     def close(self) -> None:
         self._connection.close()
@@ -362,17 +361,15 @@ class Reader:
         at = page
         if page.up and lowest - 1 > page.start:
             at = replace(page, query=replace(page.query, after=run_id(lowest - 1)))
-        marked, last = self._marked(at)
         ended: list[Ended] = []
-        ends: list[int] = [last]
-        rows, near = page.query.rows, max(self._near(at), last)
-        for query in ended_queries(at, self._uids(page.query.user) if marked else None, marked):
+        ends: list[int] = []
+        rows, near = page.query.rows, self._near(at)
+        for query in ended_queries(at, self._uids(page.query.user)):
             # most pages are full after a few rows; only the others need to know how far they may
             # walk
             end, found = near, self._connection.execute(*query.sql(at, near)).fetchall()
-            if len(found) < rows and near > last:
+            if len(found) < rows and near > 0:
                 query, end = self._farthest(query, at)
-                end = max(end, last)
                 found = self._connection.execute(*query.sql(at, end)).fetchall()
             ended += found
             ends.append(found[-1][0] if len(found) >= rows else end)
@@ -385,18 +382,6 @@ class Reader:
             for (number,) in self._connection.execute(*query)
         ]
         return Selection.of(page, live, ended, reached)
-
-    def _marked(self, page: Page) -> tuple[bool, int]:
-        """Return whether `marks` and `owners` know the runs in which a page begins, and the last
-        number that they know; 0 if they know all, or the page asks for nothing of them."""
-        if self._unmarked is None:
-            self._unmarked = int(self._row("SELECT highest FROM unmarked")[0])
-        first, query = self._unmarked + 1, page.query
-        if page.up:
-            return page.start >= first - 1, 0
-        asked = query.user is not None or query.group is not None or query.sessions
-        marked = page.start > first
-        return marked, first if marked and asked and first > 1 else 0
 
     def _near(self, page: Page) -> int:
         """Return the number at which a page is full if every second run fits; 0 if there is none
@@ -637,11 +622,9 @@ def live_queries(page: Page, reached: int = 0) -> Iterator[Query]:
         yield _sql("runs.number", "runs INDEXED BY runs_status", [term, *span, *filters(page)])
 
 
-def ended_queries(
-    page: Page, uids: Sequence[int | None] | None = None, marked: bool = True
-) -> Iterator[EndedQuery]:
+def ended_queries(page: Page, uids: Sequence[int | None] | None = None) -> Iterator[EndedQuery]:
     """Yield the queries for the ended runs of a page: one for each status and each of these uids,
-    so that each stops at its own limit. `marked`: whether `marks` knows its runs."""
+    so that each stops at its own limit."""
     if page.query.rows <= 0:
         return
     statuses = [status for status in dict.fromkeys(page.query.status) if status.terminal]
@@ -649,13 +632,11 @@ def ended_queries(
     by_uid = [(_uid(uid),) for uid in uids] if uids is not None else [()]
     for status in by_status if page.query.status else [()]:
         for uid in by_uid:
-            yield _ended(page, marked, *uid, *status)
+            yield _ended(page, *uid, *status)
 
 
-def _ended(page: Page, marked: bool, *more: Term) -> EndedQuery:
+def _ended(page: Page, *more: Term) -> EndedQuery:
     terms = [*filters(page), *more, Term("runs.ended = 1", ())]
-    if not marked:
-        terms = [replace(term, driving=None) if term.source == _MARKS else term for term in terms]
     first = next((term for term in terms if term.driving is not None), None)
     return EndedQuery([term for term in terms if term is not first], first)
 

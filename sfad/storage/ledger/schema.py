@@ -1,16 +1,17 @@
-"""Tables, and the migrations that lead to them: from an empty file to version 1, and later on to
-the next.
+"""Tables, and the migrations that lead to them: from an empty file to the schema of 1.0, and later
+on to the next.
 
-`PRAGMA user_version` counts the migrations that have been applied. A released migration is never
-edited: a change is a new entry at the end. tests/ledger/ keeps a dump of every version, which must
-always load.
+`PRAGMA user_version` is the version of the schema. The schema of 1.0 and a released migration are
+never edited: a change is a new entry of `MIGRATIONS`. tests/frozen/ keeps a ledger of each release,
+which must always load.
 """
 
+import re
 import sqlite3
 from contextlib import closing
 from functools import cache
 
-from .database import LedgerTooNew, corrupt
+from .database import LedgerUnknown, corrupt
 
 APPLICATION_ID = 0x73666164
 """`sfad` in ASCII, in the file's header: tells our file from another program's database."""
@@ -29,11 +30,16 @@ APPLICATION_ID = 0x73666164
 # - None has `ended`, so that a run's end moves one entry. Columns that filter without an index
 #   stand first in the row: they are read without following a long command line to its overflow
 #   pages.
+# Few runs have a group or are sessions: `marks` finds these, and costs the others nothing. `owners`
+# has each pair of a user's name and a uid (-1: unknown) that a run has had, so that the runs of a
+# user are found by `runs_uid`; a run adds one only if it is new. `type`, `channel` and `model` have
+# no index: most runs share a few values, of which a page is full soon, and a search for a rare one
+# walks the table page by page.
 # Sums need columns: `cost_usd`, `tokens`, `partial` and `at_most` are those of the usage that is
 # shown. The key of `calls` has the order in which calls are shown, and tells a call from all
 # others, so that its row can be written again. AUTOINCREMENT would rewrite a page at every insert.
 # The highest number is kept only when its row is deleted.
-_V1 = """
+_FIRST = """
 CREATE TABLE runs (
     number INTEGER PRIMARY KEY,
     id TEXT NOT NULL,
@@ -89,7 +95,8 @@ CREATE TABLE runs (
     fleet TEXT,
     stopped_children TEXT,
     task TEXT,
-    request BLOB
+    request BLOB,
+    checks TEXT
 );
 CREATE INDEX runs_parent ON runs (parent_id) WHERE parent_id IS NOT NULL;
 CREATE INDEX runs_root ON runs (root_id, number) WHERE parent_id IS NOT NULL;
@@ -173,19 +180,6 @@ CREATE TABLE calls (
     modes TEXT,
     PRIMARY KEY (run, time, number)
 ) WITHOUT ROWID;
-"""
-
-# Few runs have a group or are sessions: `marks` finds these, and costs the others nothing. `owners`
-# has each pair of a user's name and a uid (-1: unknown) that a run has had, so that the runs of a
-# user are found by `runs_uid`; a run adds one only if it is new. `type`, `channel` and `model` have
-# no index: most runs share a few values, of which a page is full soon, and a search for a rare one
-# walks the table page by page.
-# An index is made by reading each row, which would hold up the start of a daemon with a large
-# ledger for seconds. So these begin with the first run after the migration: `unmarked` has the
-# highest number before it.
-_V2 = """
-CREATE TABLE unmarked (highest INTEGER NOT NULL);
-INSERT INTO unmarked SELECT ifnull(max(number), 0) FROM runs;
 CREATE TABLE owners (
     user TEXT NOT NULL,
     uid INTEGER NOT NULL,
@@ -214,14 +208,11 @@ CREATE TRIGGER runs_unmarked AFTER DELETE ON runs
 END;
 """
 
-_V3 = """
-ALTER TABLE runs ADD COLUMN checks TEXT;
-"""
+MIGRATIONS = {3: _FIRST}
+"""By the version that each leads to, in order; the first begins with an empty file. The schema of
+1.0 is version 3: earlier ones were never released."""
 
-MIGRATIONS = (_V1, _V2, _V3)
-"""Applied in order; the number of entries is the schema's version."""
-
-VERSION = len(MIGRATIONS)
+VERSION = max(MIGRATIONS)
 
 
 def version_of(connection: sqlite3.Connection) -> int:
@@ -230,6 +221,9 @@ def version_of(connection: sqlite3.Connection) -> int:
 
 Objects = dict[tuple[str, str, str], str]
 """The SQL of a schema's objects, with single spaces, by type, name and table."""
+
+_SPACES = re.compile(r" ?([(),]) ?")
+"""Spaces that ALTER TABLE and a script write differently."""
 
 _DROPPED_AT_MOST = 100
 
@@ -245,7 +239,8 @@ def migrate(connection: sqlite3.Connection) -> list[str]:
     for kind, name in dropped:
         quoted = name.replace('"', '""')
         connection.execute(f'DROP {kind} "{quoted}"')
-    for version in range(version_of(connection), VERSION):
+    before = version_of(connection)
+    for version in (each for each in MIGRATIONS if each > before):
         _apply(connection, version)
     return [f"{kind} {name}" for kind, name in dropped]
 
@@ -254,7 +249,7 @@ def check_ours(connection: sqlite3.Connection) -> list[tuple[str, str]]:
     """Return type and name of the triggers and indices on our tables that are not ours. Changes
     nothing.
 
-    Raises `LedgerTooNew` for the ledger of another build, and `sqlite3.DatabaseError`, as for a
+    Raises `LedgerUnknown` for the ledger of another build, and `sqlite3.DatabaseError`, as for a
     damaged file, if the file is not a ledger, or if one of its tables, columns, indices or triggers
     is missing or changed."""
     version = version_of(connection)
@@ -262,13 +257,14 @@ def check_ours(connection: sqlite3.Connection) -> list[tuple[str, str]]:
     found = _objects(connection)
     if application != APPLICATION_ID and (found or version):
         raise corrupt("it is a database of another program")
-    if version > VERSION:
-        raise LedgerTooNew(
-            f"its schema is version {version}, and this build knows versions up to {VERSION}: "
-            "run the sfad that wrote it, choose another state directory, or move the file away"
-        )
     if version < 0:
         raise corrupt(f"its schema has version {version}")
+    if version and version not in MIGRATIONS:
+        raise LedgerUnknown(
+            f"its schema is version {version}, and this build knows "
+            f"{' and '.join(map(str, MIGRATIONS))}: run the sfad that wrote it, choose another "
+            "state directory, or move the file away"
+        )
     ours = _ours(version)
     changed = sorted(
         name for (kind, name, table), sql in ours.items() if found.get((kind, name, table)) != sql
@@ -292,7 +288,7 @@ def _objects(connection: sqlite3.Connection) -> Objects:
         "SELECT type, name, tbl_name, sql FROM sqlite_schema WHERE substr(name, 1, 7) != 'sqlite_'"
     )
     return {
-        (kind, name, table): " ".join((text or "").split())
+        (kind, name, table): _SPACES.sub(r"\1", " ".join((text or "").split()))
         for kind, name, table, text in connection.execute(sql)
     }
 
@@ -300,8 +296,9 @@ def _objects(connection: sqlite3.Connection) -> Objects:
 @cache
 def _ours(version: int) -> Objects:
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
-        for step in MIGRATIONS[:version]:
-            connection.executescript(step)
+        for each, step in MIGRATIONS.items():
+            if each <= version:
+                connection.executescript(step)
         return _objects(connection)
 
 
@@ -309,7 +306,7 @@ def _apply(connection: sqlite3.Connection, version: int) -> None:
     # executescript() first commits an open transaction, so BEGIN must be part of the script
     steps = (
         f"PRAGMA application_id = {APPLICATION_ID};{MIGRATIONS[version]}PRAGMA "
-        f"user_version = {version + 1};"
+        f"user_version = {version};"
     )
     try:
         connection.executescript(f"BEGIN IMMEDIATE;{steps}COMMIT;")

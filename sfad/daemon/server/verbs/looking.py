@@ -2,7 +2,7 @@
 `result`, `summary` and the like."""
 
 import os
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 
 import msgspec
@@ -14,6 +14,7 @@ from ....agents import named
 from ....agents.text import FORM, Cursor, TextReader
 from ....core.machine import Machine
 from ....core.state.policy import MAX_LABELS
+from ....core.state.quotas import QueuePlace
 from ....core.state.run import Run
 from ....host.clock import wall_clock
 from ....protocol.encoding import pack
@@ -34,7 +35,7 @@ from ....protocol.messages import (
     TextPart,
     Transcript,
 )
-from ....protocol.types import QueueState, RunId, RunInfo, Status
+from ....protocol.types import RunId, RunInfo, Status
 from ....runs.live import Live
 from ....runs.showing import with_place
 from ....storage.ledger.queries import Page
@@ -106,9 +107,10 @@ def _look_at_run(runtime: Runtime, run: RunId) -> RunInfo:
         assert info is not None
     else:
         footprint = runtime.launcher.footprints([run]).get(run) if live.run.attempt else None
-        info, queue = catalogue.shown(live, footprint), _queue(runtime.machine, live.run)
-        if queue is not None:
-            info = replace(info, queue=queue, holds=with_place(info.holds, queue))
+        info, place = catalogue.shown(live, footprint), runtime.machine.slots.place_of(run)
+        if place is not None:
+            free_by = _free_by(runtime.machine, live.run, place)
+            info = replace(info, holds=with_place(info.holds, place, free_by))
     made, refused = runtime.calls.count(run)
     if made or refused or info.by_gateway:
         last = runtime.calls.last_refusal(run) if refused else None
@@ -116,10 +118,8 @@ def _look_at_run(runtime: Runtime, run: RunId) -> RunInfo:
     return catalogue.with_total(info)
 
 
-def _queue(machine: Machine, run: Run) -> QueueState | None:
-    place = machine.slots.place_of(run.id)
-    if place is None:
-        return None
+def _free_by(machine: Machine, run: Run, place: QueuePlace) -> datetime | None:
+    """Return the first deadline of the trees that have a slot: by then one is free."""
     holding = [root for root in machine.tree.roots() if root.status is not Status.QUEUED]
     if place.key != "quotas.trees":
         holding = [root for root in holding if root.user == run.user]
@@ -128,10 +128,9 @@ def _queue(machine: Machine, run: Run) -> QueueState | None:
             root for root in holding if root.asked.queueing.group == run.asked.queueing.group
         ]
     first = min((root.deadline for root in holding if root.deadline is not None), default=None)
-    free_by = (
-        wall_clock() + timedelta(seconds=first - trio.current_time()) if first is not None else None
-    )
-    return QueueState(**place._asdict(), free_by=free_by)
+    if first is None:
+        return None
+    return wall_clock() + timedelta(seconds=first - trio.current_time())
 
 
 # ---- `calls`: a page of a run's model calls

@@ -30,7 +30,7 @@ def kept(asker: Asker, run: RunInfo) -> Spawn:
     if spawn is None:
         raise wrong_state(
             f"what run {run.id} was started with is not kept: "
-            "an earlier version of sfad started it, its command was longer than 64 KiB, "
-            "or its row in the ledger is damaged; start it again with: sfactl spawn"
+            "its command was longer than 64 KiB, or its row in the ledger is damaged; "
+            "start it again with: sfactl spawn"
         )
     return asker.runtime.parts.again(spawn, run)
