@@ -20,7 +20,7 @@ from sfactl.commands import fetch, spawn
 from sfactl.connecting.connection import Client
 from sfactl.exits import Quit
 from sfactl.options.spawn import SpawnOptions
-from sfad.features.fleet.messages import FLEET_VERSION, FleetPush, FleetTold, ServeFleet
+from sfad.features.fleet.messages import ACTOR_VERSION, FleetPush, FleetTold, ServeFleet
 from sfad.protocol import messages as m
 from sfad.protocol.types import Status
 from tests.harness import Daemon, running, wait_until
@@ -43,7 +43,7 @@ class Actor:
 
     def __init__(self, daemon: Daemon) -> None:
         self._client = daemon.client()
-        self._client.send(ServeFleet(id=0, node="n1", version=FLEET_VERSION))
+        self._client.call(ServeFleet(id=0, node="n1", version=ACTOR_VERSION), m.Done)
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
 
