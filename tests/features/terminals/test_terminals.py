@@ -125,8 +125,14 @@ def test_a_stop_leaves_nothing(start: Start) -> None:
     shown(daemon, run, "stubborn")
     (holder,) = holders(daemon)
     assert os.readlink(f"/proc/{holder}/fd/0").endswith("ptmx")
+    pid = json.loads(daemon.sfactl("info", run, "--json").stdout)["pid"]
+    processes = [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
+    terminal = os.readlink(f"/proc/{pid}/fd/0")
+    made = os.stat(terminal).st_ctime_ns
     assert daemon.sfactl("stop", run).returncode == 0
-    assert not alive(holder)
+    assert not any(map(alive, [holder, *processes]))
+    with suppress(FileNotFoundError):  # another one may have its number
+        assert os.stat(terminal).st_ctime_ns != made
     assert not (daemon.state_dir / "terminals" / run).exists()
     assert "stubborn" in daemon.sfactl("logs", run).stdout
 
