@@ -263,7 +263,8 @@ def install(
         typer.Option(help="With --fleet: the node's name (default: the host's).", metavar="NAME"),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the steps and the units; change nothing.")
+        bool,
+        typer.Option("--check", "--dry-run", help="Print the steps and the units; change nothing."),
     ] = False,
     options: Annotated[
         list[str] | None,

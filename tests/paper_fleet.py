@@ -27,6 +27,7 @@ CONFIG = """
 address = "auto"
 node = "{name}"
 lease = {lease}
+{more}
 """
 
 
@@ -160,14 +161,15 @@ class Fleet:
 
 @contextmanager
 def fleet(
-    directory: Path, names: Sequence[str] = ("n1", "n2"), *, lease: float = 5
+    directory: Path, names: Sequence[str] = ("n1", "n2"), *, lease: float = 5, more: str = ""
 ) -> Iterator[Fleet]:
-    """Run a daemon for each node, until all have an actor."""
+    """Run a daemon for each node, until all have an actor. `more`: of the config, from within its
+    section `fleet` on."""
     with ExitStack() as stack:
         daemons = {}
         for name in names:
             (directory / name).mkdir()
-            config = CONFIG.format(name=name, lease=lease)
+            config = CONFIG.format(name=name, lease=lease, more=more)
             daemons[name] = stack.enter_context(running(directory / name, config=config))
         command = [sys.executable, "-m", "tests.paper_fleet"]
         command += [f"{name}={daemon.socket}" for name, daemon in daemons.items()]

@@ -134,6 +134,8 @@ class Child:
         self.send_signal(signal.SIGKILL)
 
 
+CONSOLE = "console"
+"""`sfactl` with what its verb `web` imports, which takes 0.4 s."""
 EARLIER = "tests.processes.earlier_daemon"
 """A program of the tests. Its template is no child of this process, which may be a launcher."""
 
@@ -141,8 +143,8 @@ _templates: dict[str, Template] = {}
 
 
 def template(program: str = "sfad") -> Template:
-    """Return the template of this process for `sfad`, `sfactl` or `EARLIER`. There is none until a
-    test needs it."""
+    """Return the template of this process for `sfad`, `sfactl`, `CONSOLE` or `EARLIER`. There is
+    none until a test needs it."""
     if program not in _templates:
         _templates[program] = Template(program)
     return _templates[program]
@@ -201,6 +203,15 @@ def run_forked(
         stack.callback(child.kill)
         said = _read_all(outputs, time.monotonic() + timeout)
         return subprocess.CompletedProcess([program, *words], child.wait(timeout), *said)
+
+
+def fork_console(words: Sequence[str], env: Mapping[str, str]) -> tuple[Child, IO[str]]:
+    """Start the console. Return it and its stdout; its stderr is discarded."""
+    read, write = os.pipe()
+    with open(os.devnull, "r+b") as nothing, open(write, "wb") as out:
+        descriptors = {0: nothing.fileno(), 1: out.fileno(), 2: nothing.fileno()}
+        child = template(CONSOLE).start(["web", *words], env, descriptors)
+    return child, open(read)
 
 
 _EXECUTED = frozenset({"top", "otel", "web"})
@@ -298,6 +309,15 @@ def _become_client() -> None:
     _to_its_end(main)
 
 
+def _become_console() -> None:
+    from sfactl import app
+    from sfactl.__main__ import main
+
+    app.load("web")
+    _serve()
+    _to_its_end(main)
+
+
 def _become_daemon() -> None:
     # what a daemon imports once it has to know a price, which takes as long as all the rest
     import genai_prices.data
@@ -344,5 +364,10 @@ def _to_its_end(main: Callable[[], None]) -> None:
 
 if __name__ == "__main__":
     outside.watch(sys.argv.pop())
-    become = {"sfad": _become_daemon, "sfactl": _become_client, EARLIER: _become_earlier_daemon}
+    become = {
+        "sfad": _become_daemon,
+        "sfactl": _become_client,
+        CONSOLE: _become_console,
+        EARLIER: _become_earlier_daemon,
+    }
     become[sys.argv.pop()]()

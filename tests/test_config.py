@@ -20,6 +20,7 @@ from sfad.config import (
     load,
 )
 from sfad.protocol.texts.units import format_duration, parse_duration
+from tests.together import together
 
 
 def write(path: Path, text: str) -> Path:
@@ -66,7 +67,7 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
     assert {setting.source for setting in load([file]).settings} == {str(file)}
 
 
-@pytest.mark.parametrize(
+@together(
     ("text", "message"),
     [
         (

@@ -15,6 +15,7 @@ import pytest
 from msgspec import Struct
 
 from tests.test_imports import ROOT, modules, name_of
+from tests.together import together
 
 SOURCES = [*modules("sfad"), *modules("sfactl")]
 
@@ -30,7 +31,7 @@ FEATURES = ROOT / "sfad/features"
 """The map of its folders is `listed` there."""
 
 
-@pytest.mark.parametrize("init", PACKAGES, ids=name_of)
+@together("init", PACKAGES)
 def test_every_module_is_on_its_packages_map(init: Path) -> None:
     """The docstring of a package has a line for each of its modules, which begins with the module's
     name."""

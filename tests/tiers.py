@@ -10,7 +10,7 @@ To the rest belong
 - tests with `@pytest.mark.needs("bwrap", …)`: programs that a machine may lack, or root. They are
   skipped where one is missing;
 - of each end-to-end test that is tried in both containments, the second one: tags, or cgroups where
-  there are none.
+  there are none. Of a test that is tried in both with both trampolines, two of the four pairs.
 
 Tests with Hypothesis are in both tiers. The fast one tries a fifth of the examples.
 """
@@ -20,7 +20,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -210,9 +210,18 @@ def _why_rest(item: pytest.Item) -> str | None:
         return str(mark.args[0])
     if why := _why_place(item.path):
         return why
-    if item.nodeid.startswith("tests/e2e/") and _second_containment() in _parameters(item).values():
+    parameters = _parameters(item)
+    if item.nodeid.startswith("tests/e2e/") and _second_containment() in parameters.values():
         return "the second containment"
-    return None
+    return VARIANTS if _is_other_pair(parameters) else None
+
+
+def _is_other_pair(parameters: Mapping[str, Any]) -> bool:
+    """Return whether other pairs of a containment and a trampoline have both of these."""
+    return not no_cgroup() and (parameters.get("containment"), parameters.get("program")) in (
+        ("cgroup", "python"),
+        ("tags", "elf"),
+    )
 
 
 def _second_containment() -> str:

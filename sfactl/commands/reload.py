@@ -12,6 +12,7 @@ from ..options.shared import Json, Socket
 def reload(socket: Socket = None, json: Json = False) -> None:
     """Make the daemon read its config again, as SIGHUP does, and show what changed.
 
+    If another version of sfad has been installed, the daemon becomes it, and every run goes on.
     Live runs keep their limits. If the config has an error, the old one stays in force.
 
     Exit codes: 0 read; 2 the config has an error, and nothing changed; 77 not permitted inside
@@ -23,7 +24,9 @@ def reload(socket: Socket = None, json: Json = False) -> None:
         return
     for change in found.changed:
         print(_line(change))
-    if any(change.waits for change in found.changed):
+    if found.becomes is not None:
+        output.note(f"the daemon becomes sfad {found.becomes}; its log tells if it cannot")
+    elif any(change.waits for change in found.changed):
         output.note(
             "to apply what waits and keep the runs: "
             "kill -USR2 with the daemon's pid (sfactl status)"

@@ -308,7 +308,7 @@ class SpawnOptions(Struct, frozen=True):
     after: Annotated[
         list[After],
         Value("RUN[:ok]", read_after, words="run").option(
-            "Start when this run has ended; "
+            "Start when this run, or NODE/ID of the fleet, has ended; "
             "with :ok, only if it completes, else the new run is cancelled"
         ),
     ] = []

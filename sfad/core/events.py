@@ -26,6 +26,7 @@ from ..protocol.types import (
 from .state.access import Peer
 from .state.account import OpenReservation, Silence, Use
 from .state.policy import Learnt, Policy
+from .state.quotas import Part, Quota
 from .state.request import Asked
 from .state.run import Token
 from .state.tree import Remembered, StopTicket
@@ -482,6 +483,20 @@ class Reconfigured(At, frozen=True):
     policy: Policy
 
 
+class QuotasShared(At, frozen=True):
+    """This daemon shares its quotas of trees with other machines, and may use these parts of them.
+    `trouble`: why no more."""
+
+    parts: Mapping[Quota, Part]
+    trouble: str = ""
+
+
+class EndedElsewhere(At, frozen=True):
+    """How runs have ended that runs wait for and that are not this daemon's."""
+
+    ends: Mapping[RunId, Status]
+
+
 OfLauncher = (
     LaunchSucceeded
     | LaunchFailed
@@ -511,6 +526,8 @@ OfDaemon = (
     | Reminded
     | WindowsSeen
     | Reconfigured
+    | QuotasShared
+    | EndedElsewhere
     | DrainRequested
     | RunsAdopted
 )

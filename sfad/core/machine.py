@@ -32,7 +32,9 @@ from .state.run import Run
 from .state.vocabulary import Timer
 from .watching import NewWatcher, Watching
 
-_FOLLOWED_UP = (e.Reconfigured, e.RunsAdopted, e.DrainRequested)
+_FOLLOWED_UP = (
+    e.Reconfigured, e.RunsAdopted, e.DrainRequested, e.QuotasShared, e.EndedElsewhere
+)  # fmt: skip
 """They may make room for waiting trees, or leave no live run, though no run ends."""
 
 _NOWHERE = "what places runs on other machines is not there, or cannot be loaded now; try again"
@@ -310,6 +312,10 @@ class Machine:
                 self._limits_learnt(event)
             case e.Reconfigured():
                 self._reconfigured(event)
+            case e.QuotasShared():
+                self.slots.share(event.parts, event.trouble)
+            case e.EndedElsewhere():
+                self._admission.ended_elsewhere(event.ends, event.at)
             case e.DrainRequested():
                 self._stop_requests.drain_requested(event)
             case e.RunsAdopted():

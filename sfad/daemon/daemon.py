@@ -22,6 +22,7 @@ from ..durable.handover import VARIABLE, Handover, to_memfd
 from ..host import systemd
 from ..host.faults import carried, crash_point
 from ..host.headroom import raise_priority
+from ..host.installed import other_version
 from ..host.linux import descriptors
 from ..host.log import Log
 from ..host.socket_file import bind_socket, directory_mode, socket_mode
@@ -77,16 +78,6 @@ HELD_BACK = (*SIGNALS, signal.SIGCHLD)
 
 class Unfit(Exception):
     """The installed program does not work, so the daemon must not become it."""
-
-
-def installed_version() -> str | None:
-    """Return the version of the program that would be executed, if it is known."""
-    from importlib import metadata  # takes a twentieth of a start, and no start needs it
-
-    try:
-        return metadata.version("sfad")
-    except metadata.PackageNotFoundError:
-        return None
 
 
 async def check(state_dir: Path, config_files: tuple[list[Path], bool]) -> None:
@@ -438,7 +429,7 @@ class Daemon(Struct):
         self._notify(systemd.reloading())
         with suppress(configuration.ConfigError):  # the log has it
             self.runtime.reload()
-        if (installed := installed_version()) not in (None, __version__):
+        if (installed := other_version()) is not None:
             self.log.info("another version is installed", running=__version__, installed=installed)
             nursery.start_soon(self._reexecute)
         else:

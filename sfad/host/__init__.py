@@ -15,6 +15,7 @@
 `socket_file`    the listening socket, in a directory where no other user can replace it, and whom
                  the daemon serves
 `state_dir`      the state directory and its locks
+`installed`      the version that is installed in the place of the program that runs
 `systemd`        sd_notify(3), the file descriptor store, and whether a logout ends this daemon
 `tasks`          tasks beside the loop, calls in threads, and the turns of the trio loop
 """

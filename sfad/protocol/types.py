@@ -386,11 +386,17 @@ class After(Struct, frozen=True, kw_only=True, gc=False):
     """Another run, for whose end a run waits before it starts; or a time for which it waits."""
 
     run: RunId
-    """In a request also a name, or a unique prefix of an id. Empty with `at`."""
+    """In a request also a name, or a unique prefix of an id; NODE/ID of a run of another node.
+    Empty with `at`."""
     ok: bool = False
     """Whether that run has to complete: otherwise the run that waits never starts."""
     at: datetime | None = None
     """The time."""
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the run is one of another machine."""
+        return "/" in self.run
 
     @property
     def words(self) -> str:

@@ -13,6 +13,7 @@ from sfad.agents.counters import Meter
 from sfad.agents.program import program_called, sorted_words
 from sfad.agents.registered import resumed_command
 from sfad.protocol.known import AGENTS
+from tests.together import together
 
 ID = "01a21656-55de-7543-8daa-8bccd3ed9a0e"
 NEW = "5f3c1d6e-0000-4000-8000-000000000001"
@@ -118,8 +119,8 @@ ODD = [
 """What a run may print as the id of its session, and no agent does."""
 
 
-@pytest.mark.parametrize("session", ODD)
-@pytest.mark.parametrize("name", RESUMABLE)
+@together("session", ODD)
+@together("name", RESUMABLE)
 def test_no_other_text_becomes_a_word_of_a_command(name: str, session: str) -> None:
     command = Command([name.encode(), b"x"], b"/", [])
     assert resumed_command(command, ID, None, terminal=True) is not None

@@ -8,6 +8,7 @@ import pytest
 
 from sfad.agents import AGENT_PROGRAMS, AgentProgram, chosen, named
 from sfad.protocol.known import METERED_PROGRAMS
+from tests.together import together
 
 COMMANDS = """
 claude -p hi --output-format stream-json --verbose                     claude
@@ -56,9 +57,7 @@ true                                                                   -
 """
 
 
-@pytest.mark.parametrize(
-    "line", COMMANDS.strip().splitlines(), ids=lambda line: line.rsplit(None, 1)[0]
-)
+@together("line", COMMANDS.strip().splitlines())
 def test_the_meter_of_a_command(line: str) -> None:
     command, meter = line.rsplit(None, 1)
     found = chosen(shlex.split(command))

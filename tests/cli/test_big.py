@@ -60,6 +60,7 @@ def test_many_of_the_newest_are_not_held_either(big: World) -> None:
     assert (len(everything["runs"]), everything.get("truncated")) == (len(FAILED), None)
 
 
+@pytest.mark.rest("at scale")
 def test_a_long_list_takes_no_more_memory_than_a_short_one(big: World) -> None:
     def peak(*words: str) -> int:
         """Return KiB."""

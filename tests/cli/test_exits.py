@@ -10,6 +10,7 @@ import pytest
 
 from sfactl import exits
 from sfad.protocol.types import ErrorCode, Refusal, Rule, Status
+from tests.together import together
 
 from .samples import reason, run
 
@@ -61,7 +62,7 @@ def test_refusal(rule: Rule) -> None:
     assert exits.of_run(run(rule.status)) == expected
 
 
-@pytest.mark.parametrize("status", list(Status))
+@together("status", list(Status))
 def test_only_completed_is_zero(status: Status) -> None:
     assert (exits.of_run(run(status)) == 0) is (status is Status.COMPLETED)
 

@@ -17,6 +17,7 @@ from sfactl import app, verbs
 from sfactl.__main__ import execute
 from sfactl.exits import ExitCode
 from tests.tiers import examples
+from tests.together import together
 
 MALFORMED = (
     "many",
@@ -114,7 +115,7 @@ def tried(
     return code, capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("verb", "option"), NUMERIC)
+@together(("verb", "option"), NUMERIC)
 def test_a_malformed_number_is_a_usage_error_that_names_the_option(
     verb: str, option: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,6 +18,7 @@ from sfactl.options import spawn as spawn_options
 from sfactl.options.shared import WITHOUT_VALUE
 from sfactl.options.usage import Amounts
 from sfad.protocol.requests.use import Report, Settle
+from tests.together import together
 
 WORDS = st.text("abcXYZ019=,.:/ é-", min_size=1, max_size=8)
 
@@ -28,7 +29,7 @@ def values(verb: str, *words: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("verb", verbs.everything())
+@together("verb", verbs.everything())
 def test_a_verb_is_a_function_with_the_first_sentence_of_its_docstring_in_the_help(
     verb: str,
 ) -> None:
@@ -137,7 +138,7 @@ def test_an_amount_is_a_field_of_the_message() -> None:
         assert {*Amounts.__struct_fields__} <= {*message.__struct_fields__}
 
 
-@pytest.mark.parametrize("verb", verbs.everything())
+@together("verb", verbs.everything())
 def test_no_option_shows_its_default_twice(verb: str) -> None:
     for each in app.load(verb).params:
         assert not each.show_default

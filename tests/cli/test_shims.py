@@ -334,6 +334,7 @@ def test_without_a_daemon_nothing_is_started_inside_a_run(place: World) -> None:
     assert "tell the person that the daemon does not answer" in done.stderr
 
 
+@variant
 @pytest.mark.alone
 def test_it_outlives_the_daemon(daemon: World) -> None:
     installed(daemon)

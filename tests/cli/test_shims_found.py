@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.tiers import variant
+
 from .conftest import PATIENCE, World
 
 SERVING = """
@@ -41,6 +43,7 @@ def test_a_login_shell_finds_installed_shims_also_without_the_gateway(
         assert world.sfactl(*words).stdout == "1 seen\n"
 
 
+@variant
 def test_a_state_directory_that_executes_nothing_is_told(world: World) -> None:
     alone = ["unshare", "--user", "--map-root-user", "--mount"]
     if subprocess.run([*alone, "true"], capture_output=True, check=False).returncode != 0:

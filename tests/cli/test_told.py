@@ -10,6 +10,7 @@ from sfactl.connecting.connection import Client
 from sfad.protocol import messages as m
 from sfad.protocol.types import Claim, ErrorCode
 from tests.harness import ended, spawn, started, stopped
+from tests.tiers import first
 
 from .conftest import World
 
@@ -108,6 +109,7 @@ def time_of_child(daemon: World) -> tuple[float, str]:
     return limit["threshold"], limit["source"]
 
 
+@first(3)
 @pytest.mark.parametrize(
     ("options", "env", "in_child", "told", "limit"),
     [

@@ -24,6 +24,7 @@ from sfad.core.state.access import (
     why_target_refused,
     why_verb_refused,
 )
+from tests.together import together
 
 ADMINS = 700
 ALL_USERS = AccessRules(all_users=True, admin_gid=ADMINS)
@@ -56,8 +57,8 @@ WITH = {
 """What a verb takes along where it is denied."""
 
 
-@pytest.mark.parametrize("user", USERS)
-@pytest.mark.parametrize("position", POSITIONS)
+@together("user", USERS)
+@together("position", POSITIONS)
 def test_users_positions_and_verbs(user: str, position: str) -> None:
     permissions = POSITIONS[position]
     peer = replace(USERS[user], run=None if permissions is None else "a2")

@@ -17,6 +17,7 @@ from sfad.protocol.kinds import KINDS, METERED_KINDS
 from sfad.protocol.known import PROFILES
 from sfad.protocol.limits import format_amount
 from sfad.protocol.types import Action, ErrorCode, Limit, LimitKind, Status
+from tests.together import together
 
 from .transcript import Transcript, inside, limits
 
@@ -141,7 +142,7 @@ def test_max_turns_and_max_cost_raise_their_ranges_and_say_where() -> None:
     assert "raise" not in t.failed(t.spawn("b", limits="turns=0")), "a larger range would not help"
 
 
-@pytest.mark.parametrize(("kind", "action"), list(product(RANGES, Action)))
+@together(("kind", "action"), list(product(RANGES, Action)))
 def test_which_kinds_take_an_action(kind: str, action: Action) -> None:
     least, _, _, acts = RANGES[kind]
     t = Transcript()
@@ -326,7 +327,7 @@ def test_what_was_learnt_of_a_derived_name_is_found_again() -> None:
 WORDS = [None, *Action]
 
 
-@pytest.mark.parametrize(
+@together(
     ("written", "on_limit", "of_type"),
     list(product(WORDS, WORDS, (None, "developer", "architect"))),
 )
@@ -357,7 +358,7 @@ def _possible(on_limit: Action | None) -> Action | None:
     return on_limit if on_limit not in of_few else None
 
 
-@pytest.mark.parametrize(
+@together(
     ("on_limit", "configured", "of_type"),
     list(product(WORDS, WORDS, (None, "developer", "architect"))),
 )

@@ -14,6 +14,7 @@ from sfad.core.limits import use_requests
 from sfad.core.state.account import Account, OpenReservation, Use
 from sfad.core.state.money import to_nanos, to_usd
 from sfad.protocol.types import ErrorCode, LimitKind, LimitRefusal, Source, Status
+from tests.together import together
 
 from .test_adopting import Life
 from .transcript import Sums, Transcript, inside, use
@@ -38,7 +39,7 @@ def usd(t: Transcript, run: str, kind: LimitKind = COST) -> float | None:
 BEST_FIRST: tuple[Source, ...] = ("gateway", "report", "stream", "session")
 
 
-@pytest.mark.parametrize("order", list(permutations(BEST_FIRST)))
+@together("order", list(permutations(BEST_FIRST)))
 def test_sources_are_never_added(order: tuple[Source, ...]) -> None:
     """In whatever order sources tell: the largest figure is enforced, counts for the tree, and is
     shown."""
@@ -403,9 +404,9 @@ DEARER = replace(EXACT, cost=to_nanos(0.375), cost_from="agent")
 """What an agent says at its end of the same call, by the price list that it brings along."""
 
 
-@pytest.mark.parametrize("source", ["stream", "session", "report"])
-@pytest.mark.parametrize("order", [0, 1])
-@pytest.mark.parametrize(
+@together("source", ["stream", "session", "report"])
+@together("order", [0, 1])
+@together(
     ("gateway", "agent", "wins"),
     [
         (EXACT, DEARER, True),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from sfad.core.state.naming import agent_of, derive_name, executes, is_name
 from tests.tiers import examples
+from tests.together import together
 
 COMMANDS = """
 ./Übersicht.sh                                        Übersicht
@@ -107,7 +108,7 @@ bash                                                  bash
 """
 
 
-@pytest.mark.parametrize("line", COMMANDS.strip().splitlines())
+@together("line", COMMANDS.strip().splitlines())
 def test_commands_as_people_write_them(line: str) -> None:
     command, expected = line.rsplit(maxsplit=1)
     assert derive_name(shlex.split(command)) == expected
@@ -243,7 +244,7 @@ goose run                                                               -
 """
 
 
-@pytest.mark.parametrize("line", PROCESSES.strip().splitlines())
+@together("line", PROCESSES.strip().splitlines())
 def test_which_agent_a_process_is(line: str) -> None:
     *argv, expected = shlex.split(line)
     programs = frozenset({"claude", "codex", "gemini", "opencode", "aider", "mine"})

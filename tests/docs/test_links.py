@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 from tests.docs.pages import DOCS, README, ROOT, pages, spans, text_of, without_code
+from tests.together import together
 
 _LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
 _MACHINE = re.compile(
@@ -28,7 +27,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+@together("page", pages())
 def test_links_resolve(page: Path) -> None:
     for target in links(page):
         name, _, anchor = target.partition("#")
@@ -41,12 +40,12 @@ def test_the_readme_leads_to_every_page() -> None:
     assert {f"docs/{page.name}" for page in DOCS.glob("*.md")} <= set(links(README))
 
 
-@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+@together("page", pages())
 def test_no_path_of_a_machine(page: Path) -> None:
     assert _MACHINE.findall(page.read_text()) == []
 
 
-@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+@together("page", pages())
 def test_lines_are_short_but_where_output_is_shown(page: Path) -> None:
     text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     assert [
@@ -54,7 +53,7 @@ def test_lines_are_short_but_where_output_is_shown(page: Path) -> None:
     ] == []
 
 
-@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+@together("page", pages())
 def test_files_that_are_named_exist(page: Path) -> None:
     named = [
         span

@@ -39,6 +39,7 @@ from tests.docs.examples import EXAMPLES
 from tests.docs.pages import blocks, generated, rows, sections, spans, text_of
 from tests.docs.protocol import answers, field_docs, fields_of, nested, prose, tag
 from tests.harness import Daemon
+from tests.together import together
 
 PAGE = text_of("protocol.md")
 
@@ -56,14 +57,14 @@ def part(title: str) -> dict[str, str]:
 REQUESTS = part("Requests") | part("Messages of the gateway")
 
 
-@pytest.mark.parametrize("struct", all_messages.REQUESTS, ids=tag)
+@together("struct", all_messages.REQUESTS)
 def test_each_request_is_described_and_names_its_reply(struct: type[m.Request]) -> None:
     assert tag(struct) in REQUESTS
     assert answers(struct) or struct is StartSession  # its docstring refers to that of `Spawn`
     assert [field.type for field in msgspec.structs.fields(struct) if field.name == "id"] == [int]
 
 
-@pytest.mark.parametrize("struct", all_messages.REPLIES, ids=tag)
+@together("struct", all_messages.REPLIES)
 def test_each_reply_is_described_once(struct: type[m.Reply]) -> None:
     below = [title for title, text in REQUESTS.items() if f"\nReply `{tag(struct)}`:\n" in text]
     assert len(below) + (tag(struct) in part("Shared replies")) == 1

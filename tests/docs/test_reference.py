@@ -24,6 +24,7 @@ from sfad.features.checks.feature import ProfileChecks
 from sfad.features.gateway.feature import UpstreamConfig
 from sfad.features.hooks.feature import Hook
 from tests.docs.pages import CHANGELOG, README, ROOT, blocks, rows, sections, text_of
+from tests.together import together
 
 CONFIGURATION = text_of("configuration.md")
 DEFAULTS, NAMED = (block.text for block in blocks(CONFIGURATION) if block.language == "toml")
@@ -102,9 +103,9 @@ def test_every_key_below_a_name() -> None:
     }
 
 
-@pytest.mark.parametrize(
+@together(
     ("block", "shown"),
-    [pytest.param(b, shown, id=shown.key) for b in (DEFAULTS, NAMED) for shown in keys(b)],
+    [(block, shown) for block in (DEFAULTS, NAMED) for shown in keys(block)],
 )
 def test_the_range_is_that_of_the_error(tmp_path: Path, block: str, shown: Shown) -> None:
     table, _, name = shown.key.rpartition(".")

@@ -176,6 +176,7 @@ def test_a_program_that_starts_itself_by_an_automatic_shim_is_no_loop_but_bounde
     assert (named.returncode, "call itself in a circle" in named.stderr) == (1, True)
 
 
+@variant
 def test_a_strict_guard_takes_automatic_children_for_loops(
     start: Start, provider: Provider, programs: Path
 ) -> None:
@@ -199,6 +200,7 @@ def test_codex_is_led_to_the_gateway_however_it_is_started(
     assert found["OPENAI_BASE_URL"].startswith("http://127.0.0.1:")
 
 
+@variant
 def test_a_login_shell_that_sets_path_again_still_finds_the_shims(
     fresh: Daemon, programs: Path, tmp_path: Path
 ) -> None:

@@ -24,7 +24,7 @@ from tests.tiers import variant
 
 from .agents import info, limit
 from .provider import Provider
-from .test_gateway import AMPLE, calling, config, held, killed_gateway, passed, results
+from .test_gateway import AMPLE, calling, config, gateway, held, killed_gateway, passed, results
 
 
 @pytest.fixture
@@ -225,8 +225,7 @@ def test_what_a_run_asked_for_is_recorded_after_it_has_ended(
     )
     os.mkfifo(tmp_path / "leave")
     with daemon.client() as client:
-        pid = client.call(m.DaemonInfo(id=0), m.DaemonStatus).gateway_pid
-        assert pid is not None
+        pid, _ = gateway(daemon)
         reply = spawn(client, [sys.executable, "-c", leaving, str(tmp_path / "leave")])
         assert isinstance(reply, m.RunReply)
         wait_until(lambda: provider.stalled == 1, "it is at the provider")

@@ -106,9 +106,15 @@ def results(daemon: Daemon, run: str) -> list[dict[str, Any]]:
 
 
 def gateway(daemon: Daemon) -> tuple[int, int]:
-    """Return the gateway's pid and port."""
-    record = json.loads((daemon.state_dir / "gateway.json").read_text())
-    return record["pid"], record["port"]
+    """Return the gateway's pid and port. The daemon serves a moment before its gateway starts: the
+    pid is 0 until then."""
+
+    def record() -> dict[str, int]:
+        found: dict[str, int] = json.loads((daemon.state_dir / "gateway.json").read_text())
+        return found if found["pid"] else {}
+
+    found = wait_until(record, "there is a gateway")
+    return found["pid"], found["port"]
 
 
 def killed_gateway(daemon: Daemon) -> None:
@@ -163,8 +169,8 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-@first(2)
-@pytest.mark.parametrize("shape", sampled(SHAPES, keep=2))
+@first(1)
+@pytest.mark.parametrize("shape", [*SHAPES])
 @pytest.mark.parametrize("action", ACTIONS)
 def test_the_bill_never_exceeds_a_limit_and_most_of_it_can_be_used(
     share: Start, provider: Provider, action: str, shape: str
@@ -602,6 +608,7 @@ def test_a_call_whose_reply_has_not_begun_when_its_gateway_is_killed(
     assert ("at most" in shown) == sent
 
 
+@variant
 def test_callers_of_a_gateway_that_cannot_start_are_refused_until_it_can(
     start: Start, provider: Provider, tmp_path: Path
 ) -> None:

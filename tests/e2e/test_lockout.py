@@ -21,6 +21,7 @@ from sfad.protocol import messages as m
 from sfad.protocol.types import ErrorCode
 from tests.conftest import GENEROUS, Start
 from tests.harness import Daemon, agent, ended, started, stopped, wait_until
+from tests.tiers import first
 
 from .agents import info
 
@@ -57,6 +58,7 @@ def owner_stops(daemon: Daemon, run: str, before: int) -> None:
     wait_until(lambda: daemon.descriptors() <= before, "descriptors are given back")
 
 
+@first(1)
 @pytest.mark.parametrize(
     ("attack", "containment", "limit"),
     [

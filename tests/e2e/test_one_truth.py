@@ -369,7 +369,7 @@ def printing(directory: Path) -> Path:
     return program
 
 
-@first(3)
+@first(1)
 @pytest.mark.parametrize("how", SCRIPTS)
 def test_what_a_child_run_prints_into_a_metered_script_counts_once(
     start: Start, provider: Provider, tmp_path: Path, how: str

@@ -580,6 +580,7 @@ def test_status_and_doctor_name_the_users(everyones: Daemon) -> None:
     with calling(everyones, FIRST, then=True) as call:
         assert call.said == "200 True"
         pid, port = record(everyones, FIRST)
+        wait_until(lambda: record(everyones, None)[0], "the service's own gateway is there")
         assert f"gateway of {FIRST}" in everyones.sfactl("status").stdout
         with everyones.client() as client:
             found = client.call(m.DaemonInfo(id=client.next_id()), m.DaemonStatus)

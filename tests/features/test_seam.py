@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from sfad.features.listed import FEATURES, NAMES
-from tests.tiers import first, variant
+from tests.tiers import variant
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```python\n# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -97,7 +97,7 @@ def test_the_exercise(copy: Copy) -> None:
     assert lines < 80
 
 
-@first(1)
+@variant
 @pytest.mark.parametrize("feature", NAMES)
 def test_a_daemon_without_a_feature(copy: Copy, feature: str) -> None:
     copy.delete(feature)

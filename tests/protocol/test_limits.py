@@ -14,6 +14,7 @@ from sfad.protocol.limits import format_amount, format_limit, parse_limit
 from sfad.protocol.limits_object import LimitsObject, WrittenLimits, parse_limits, schema
 from sfad.protocol.types import Action, Limit, LimitKind, LimitState
 from tests.tiers import examples
+from tests.together import together
 
 TICK = settings(max_examples=examples(40), deadline=None, database=None)
 
@@ -49,7 +50,7 @@ def test_what_a_flag_says(
     )
 
 
-@pytest.mark.parametrize(
+@together(
     ("word", "kind"),
     [
         *written.ALIASES.items(),

@@ -57,6 +57,7 @@ from sfad.protocol.types import (
 )
 from tests import all_messages
 from tests.tiers import examples
+from tests.together import together
 
 R = typing.TypeVar("R", m.Request, m.Reply)
 
@@ -215,19 +216,14 @@ REPLIES += [sample(kind) for kind in all_messages.REPLIES if kind not in map(typ
 ALL = [*[(r, m.unpack_request) for r in REQUESTS], *[(r, m.unpack_reply) for r in REPLIES]]
 
 
-def name(value: object) -> str:
-    """For the test's id."""
-    return type(value).__name__ if isinstance(value, msgspec.Struct) else ""
-
-
-@pytest.mark.parametrize(("message", "unpack"), ALL, ids=name)
+@together(("message", "unpack"), ALL)
 def test_round_trip(message: m.Request | m.Reply, unpack: typing.Any) -> None:
     (body,) = FrameDecoder(10**6).feed(m.pack_message(message))
     assert unpack(body) == message
     assert type(unpack(body)) is type(message)
 
 
-@pytest.mark.parametrize(("message", "unpack"), ALL, ids=name)
+@together(("message", "unpack"), ALL)
 def test_the_tag_and_the_id_are_on_the_wire(
     message: m.Request | m.Reply, unpack: typing.Any
 ) -> None:
@@ -238,7 +234,7 @@ def test_the_tag_and_the_id_are_on_the_wire(
     assert unpack(msgspec.msgpack.encode(raw)) == message
 
 
-@pytest.mark.parametrize("request_", REQUESTS, ids=name)
+@together("request_", REQUESTS)
 def test_an_unknown_field_in_a_request_is_refused(request_: m.Request) -> None:
     raw = msgspec.msgpack.decode(m.pack(request_))
     with pytest.raises(BadMessage, match="surprise"):
@@ -252,7 +248,7 @@ def test_an_unknown_field_in_a_claim_is_refused() -> None:
         m.unpack_request(msgspec.msgpack.encode(raw))
 
 
-@pytest.mark.parametrize("reply", REPLIES, ids=name)
+@together("reply", REPLIES)
 def test_an_unknown_field_in_a_reply_is_a_newer_daemons(reply: m.Reply) -> None:
     raw = msgspec.msgpack.decode(m.pack(reply))
     assert m.unpack_reply(msgspec.msgpack.encode(raw | {"surprise": {"deep": [1]}})) == reply
@@ -276,7 +272,7 @@ def test_a_reply_of_an_unknown_type_is_a_newer_daemons() -> None:
     ) == m.Reply(id=7)
 
 
-@pytest.mark.parametrize("reply", REPLIES, ids=name)
+@together("reply", REPLIES)
 def test_a_reply_is_no_request_and_the_other_way_round(reply: m.Reply) -> None:
     if type(reply).__struct_config__.tag not in {
         type(request).__struct_config__.tag for request in REQUESTS
@@ -285,7 +281,7 @@ def test_a_reply_is_no_request_and_the_other_way_round(reply: m.Reply) -> None:
             m.unpack_request(m.pack(reply))
 
 
-@pytest.mark.parametrize(("message", "unpack"), ALL, ids=name)
+@together(("message", "unpack"), ALL)
 def test_every_truncation_is_a_bad_message(
     message: m.Request | m.Reply, unpack: typing.Any
 ) -> None:
@@ -465,7 +461,7 @@ def test_defaults_are_not_sent() -> None:
     assert msgspec.json.decode(to_json(RUN))["pid"] is None
 
 
-@pytest.mark.parametrize("reply", REPLIES, ids=name)
+@together("reply", REPLIES)
 def test_json_has_each_field(reply: m.Reply) -> None:
     """Also those that have their defaults, and are not sent: a program finds each."""
     shown = to_json(reply)

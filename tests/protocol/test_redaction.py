@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sfad.protocol.texts.redaction import DEPTH, redacted, redacted_end, redacted_object
+from tests.together import together
 
 HIDDEN = {
     "claude --token abcdef -x": "claude --token *** -x",
@@ -46,7 +47,7 @@ HARMLESS = (
 )
 
 
-@pytest.mark.parametrize("text", HIDDEN)
+@together("text", HIDDEN)
 def test_a_secret_is_hidden_and_nothing_else(text: str) -> None:
     assert redacted(text) == HIDDEN[text]
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from sfad.protocol.encoding import to_json
 from sfad.protocol.texts.sanitise import SafeText, clean, cut_oldest, sanitise, visible, wrap
+from tests.together import together
 
 PIECES = st.sampled_from(
     ["\x1b", "[", "]", "31m", "\x07", "\\", "\x9b", "\x9c", "\x9d", "P", "\n", "\r", "\t", "<", ">",
@@ -87,7 +88,7 @@ def test_the_block_is_one_element(data: bytes, name: str, truncated: bool) -> No
     )
 
 
-@pytest.mark.parametrize(
+@together(
     ("data", "text"),
     [
         (b"\x1b[1;31mred\x1b[0m", "red"),

@@ -15,11 +15,12 @@ from sfad.protocol.texts.units import (
     parse_size,
     parse_whole,
 )
+from tests.together import together
 
 MOST = 2**63 - 1
 
 
-@pytest.mark.parametrize(
+@together(
     ("text", "size"),
     [
         (0, 0), (65536, 65536), (MOST, MOST), ("0", 0), ("512", 512), ("512B", 512), ("512b", 512),
@@ -56,7 +57,7 @@ NO_NUMBERS = [
 ]
 
 
-@pytest.mark.parametrize(
+@together(
     "text",
     [
         *NO_NUMBERS,
@@ -95,7 +96,7 @@ def test_counts(text: str | int, count: int) -> None:
     assert parse_count(text) == count
 
 
-@pytest.mark.parametrize("text", [*NO_NUMBERS, "k", "1g", "1.5", "1.0001k", "200kB", "200 tokens"])
+@together("text", [*NO_NUMBERS, "k", "1g", "1.5", "1.0001k", "200kB", "200 tokens"])
 def test_an_invalid_count(text: str | int) -> None:
     with pytest.raises(ValueError, match="is not a count: a number, or one with k or m"):
         parse_count(text)
@@ -149,7 +150,7 @@ def test_durations(text: str | float, seconds: float) -> None:
     assert parse_duration(text) == seconds
 
 
-@pytest.mark.parametrize(
+@together(
     "text",
     [
         "", " ", "h", "ms", "1x", "1w", "1.h", ".5h", "-1", "1e3", "inf", "nan", "٣s", "1_0s",

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from sfad.core.state.access import TABLE, VERBS
 from sfad.daemon.loop.policy import ACCESS
 from sfad.daemon.server import verbs
 from sfad.daemon.server.asker import REGISTRY
 from sfad.protocol import messages as m
 from tests.all_messages import REQUESTS, is_of_feature
+from tests.together import together
 
 ELSEWHERE: set[type[m.Request]] = {m.OverFleet, m.AdmitCall, m.EndCall, m.SeeSubscription}
 """The heart knows these, and a feature answers them."""
 OF_HEART = [kind for kind in REQUESTS if not is_of_feature(kind) and kind not in ELSEWHERE]
 
 
-@pytest.mark.parametrize("kind", [kind for kind in OF_HEART if kind is not m.Hello], ids=m.tag)
+@together("kind", [kind for kind in OF_HEART if kind is not m.Hello])
 def test_each_request_is_answered_by_a_function_that_is_named_like_its_verb(
     kind: type[m.Request],
 ) -> None:

@@ -20,6 +20,7 @@ from sfad.config import Price
 from sfad.protocol.types import Modality, Tokens
 from sfad.usage.pricing import MATCHES_KEPT, Prices
 from tests.tiers import first
+from tests.together import together
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,7 +36,7 @@ def prices() -> Prices:
     return found
 
 
-@pytest.mark.parametrize(
+@together(
     ("model", "usd"),
     [
         ("claude-sonnet-4-5", 0.45),
@@ -70,7 +71,7 @@ def test_names_as_agents_write_them(prices: Prices, model: str, usd: float) -> N
     assert prices.cost(model, USED) == pytest.approx(usd)
 
 
-@pytest.mark.parametrize(
+@together(
     "model",
     [
         "", "/", "//", "[", "]", "[1m]", "claude", "my-claude", "sonnet", "<synthetic>",
@@ -78,7 +79,7 @@ def test_names_as_agents_write_them(prices: Prices, model: str, usd: float) -> N
         "claude-sonnet-4-5\0", "\x1b[31mclaude-sonnet-4-5", "\udcff", "\u202egpt-5", "." * 256,
         "/" * 256, "[" * 256, "models/" * 1000 + "gpt-5", "claude-sonnet-4-5" * 600_000,
     ],
-    ids=lambda model: repr(model[:20]),
+
 )  # fmt: skip
 def test_an_unknown_model_has_no_price(prices: Prices, model: str) -> None:
     assert prices.cost(model, USED) is None
@@ -501,7 +502,7 @@ def test_a_fine_tuned_model_costs_what_the_page_of_prices_says(prices: Prices) -
     assert prices.cost("ft:gpt-4.1-2025-04-14:me::id", USED) == pytest.approx(0.3 + 0.12)
 
 
-@pytest.mark.parametrize(
+@together(
     ("provider", "model", "into", "out", "source"),
     [
         ("https://api.groq.com/openai/v1", "openai/gpt-oss-120b", 0.15, 0.6, "groq"),

@@ -7,8 +7,6 @@ import http.client
 import os
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Mapping
 from contextlib import closing, suppress
 from urllib.parse import urlsplit
@@ -16,6 +14,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from tests.harness import PATIENCE, Daemon
+from tests.template import fork_console
 
 _LIBC = ctypes.CDLL(None)
 _PIDFD_GETFD = 438
@@ -30,16 +29,10 @@ class Console:
     ) -> None:
         """Start it, and wait for its link. `options` come last, so that they can replace
         `--listen`."""
-        words = ["web", "--listen", f"127.0.0.1:{port}", *options]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "sfactl", *words],
-            env=daemon.env | {"XDG_STATE_HOME": f"{daemon.state_dir}.xdg"} | dict(env or {}),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        assert self.process.stdout is not None
-        self.link = self.process.stdout.readline().removeprefix("open ").strip()
+        words = ["--listen", f"127.0.0.1:{port}", *options]
+        env = daemon.env | {"XDG_STATE_HOME": f"{daemon.state_dir}.xdg"} | dict(env or {})
+        self.process, self._said = fork_console(words, env)
+        self.link = self._said.readline().removeprefix("open ").strip()
         parts = urlsplit(self.link)
         self.origin = f"{parts.scheme}://{parts.netloc}"
         self.host = parts.netloc
@@ -96,6 +89,5 @@ class Console:
         if self.process.poll() is None:
             os.kill(self.process.pid, number)
         code = self.process.wait(PATIENCE)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+        self._said.close()
         return code

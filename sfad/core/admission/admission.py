@@ -51,7 +51,7 @@ class Awaiting:
         never start."""
         ended = ev.ended
         for after in run.asked.queueing.after:
-            if after.at is not None or self._ctx.tree.get(after.run) is not None:
+            if after.at is not None or self._is_awaited(after):
                 continue
             status = ended.get(after.run)
             if status is None:
@@ -66,11 +66,15 @@ class Awaiting:
             dict.fromkeys(
                 after
                 for after in run.asked.queueing.after
-                if self._ctx.tree.get(after.run) is not None or _is_later(after, ev.unix_time)
+                if self._is_awaited(after) or _is_later(after, ev.unix_time)
             )
         )
         self._refuse_circle(run, found)
         return found
+
+    def _is_awaited(self, after: After) -> bool:
+        """Return whether the run has not ended, as far as it is known here."""
+        return after.elsewhere or self._ctx.tree.get(after.run) is not None
 
     def _refuse_circle(self, run: Run, awaits: Iterable[After]) -> None:
         """Raise `Invalid` if one of the runs that it waits for, or that these wait for, ends only
@@ -128,7 +132,7 @@ class Awaiting:
         gone = {
             run: ends.get(run, Status.LOST)
             for run in self.waiters
-            if self._ctx.tree.get(run) is None
+            if self._ctx.tree.get(run) is None and not After(run=run).elsewhere
         }
         for run in self._ctx.ended:
             gone.pop(run.id, None)  # the end is told in a moment
@@ -463,7 +467,7 @@ class Admission:
             run.awaits = awaits
             run.move(Status.QUEUED)
             self._hold(run)
-        elif run.needs_slot:
+        elif self._needs_slot(run):
             self._take_slot_or_queue(run, at)
         if run.remote is not None or run.status is Status.QUEUED:
             run.queued_at = at
@@ -471,14 +475,21 @@ class Admission:
             self._session_rate(run.user).take(run.birth.created_at)
         self._ctx.do(c.Admit(run))
 
+    def _needs_slot(self, run: Run) -> bool:
+        """Return whether the run takes a slot for trees. A root that is to execute on another
+        machine does where these are shared."""
+        placed = self._ctx.slots.parts is not None and run.remote is not None
+        return run.needs_slot or (placed and run.parent is None)
+
     def _hold(self, run: Run) -> None:
         """Let a queued run wait for other runs."""
         self._awaiting.wait(run)
-        if run.needs_slot:
+        if self._needs_slot(run):
             self._ctx.slots.wait_outside(run.id, run.user)
 
     def _take_slot_or_queue(self, root: Run, at: float) -> None:
-        if self._ctx.barrier.known and (bar := self._ctx.barrier.bar_root(root, at)) is not None:
+        bar = self._bar(root, at)
+        if bar is not None:
             root.move(Status.QUEUED)
             self._wait_for_reset(root, bar, at)
         elif self._ctx.slots.free_for(root.user, root.asked.queueing.group):
@@ -486,6 +497,10 @@ class Admission:
         else:
             root.move(Status.QUEUED)
             self._enqueue(root)
+
+    def _bar(self, root: Run, at: float) -> Bar | None:
+        known = self._ctx.barrier.known and root.remote is None
+        return self._ctx.barrier.bar_root(root, at) if known else None
 
     def _wait_for_reset(self, root: Run, bar: Bar, at: float) -> None:
         """Let a root that is queued wait until nothing bars it, without a place in the queue for
@@ -552,6 +567,10 @@ class Admission:
         if self._awaiting.waiters:
             self._release(self._awaiting.ended({run.id: run.status for run in ended}, at))
 
+    def ended_elsewhere(self, ends: Mapping[RunId, Status], at: float) -> None:
+        """Release the runs that wait for these, which are not this daemon's."""
+        self._release(self._awaiting.ended(ends, at))
+
     def ended_before(self, ends: Mapping[RunId, Status], at: float) -> None:
         """Release what waits for runs that ended before the runs of an earlier daemon were
         adopted."""
@@ -580,7 +599,7 @@ class Admission:
 
     def _release(self, runs: Iterable[Run]) -> None:
         for run in runs:
-            if not run.needs_slot:
+            if not self._needs_slot(run):
                 self.ready[run.id] = run
                 continue
             # `launch_waiting` follows, and gives it a slot if there is one for it
@@ -597,11 +616,7 @@ class Admission:
             self._ctx.released.clear()
         while (run_id := self._ctx.slots.give_next()) is not None:
             run = self._ctx.tree.get(run_id)
-            if (
-                run is not None
-                and self._ctx.barrier.known
-                and (bar := self._ctx.barrier.bar_root(run, at)) is not None
-            ):
+            if run is not None and (bar := self._bar(run, at)) is not None:
                 self._ctx.slots.leave(run_id)
                 self._wait_for_reset(run, bar, at)
             elif run is not None and run.committed:
@@ -622,11 +637,11 @@ class Admission:
             self._hold(run)
         elif run.status is Status.QUEUED and run.window_hold is not None:
             self._ctx.slots.wait_outside(run.id, run.user)
-        elif run.status is Status.QUEUED and run.needs_slot:
+        elif run.status is Status.QUEUED and self._needs_slot(run):
             self._enqueue(run)
         elif run.status is Status.QUEUED:
             self.ready[run.id] = run
-        elif run.needs_slot:
+        elif self._needs_slot(run):
             self._ctx.slots.take(run.id, run.user, run.asked.queueing.group)
 
     def forget(self, ended: Iterable[Run]) -> None:

@@ -354,6 +354,7 @@ def _concurrency(q: Question) -> Refusal | None:
         else ""
     )
     running = f"{counted(value, 'agent tree')} {'is' if value == 1 else 'are'} already running"
+    running += " here, others on other machines," if q.slots.parts is not None else ""
     return q.refuse(
         Rule.CONCURRENCY,
         f"{running}{whose}; {key} is {limit}, and the request said not to queue{_when(wait)}",

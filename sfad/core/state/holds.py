@@ -112,7 +112,7 @@ def _first(run: Run, slots: Slots) -> tuple[str, str] | None:
         kind = "after" if runs else "at"
         return kind, f"it starts when {' and '.join((*ends, *times))}"
     if (full := slots.full_for_root(run.id)) is not None:
-        return "group" if full.key.startswith("groups.") else "slot", _slot_words(full)
+        return "group" if full.key.startswith("groups.") else "slot", _slot_words(full, slots)
     if remote is None:
         return None
     if remote.node is None:
@@ -130,10 +130,13 @@ def why_queued(run: Run, slots: Slots) -> str:
     return found[1] if (found := _first(run, slots)) is not None else ""
 
 
-def _slot_words(full: QuotaUse) -> str:
+def _slot_words(full: QuotaUse, slots: Slots) -> str:
     whose = "the daemon has" if full.key == "quotas.trees" else "you have"
     of_group = "of its group, " if full.key.startswith("groups.") else ""
     trees = counted(full.used, "live tree")
+    if slots.parts is not None and full.used < full.limit:
+        why = slots.trouble or "others have the rest, or come first"
+        return f"{of_group}{whose} {trees} here; of all machines {full.key} is {full.limit}: {why}"
     return f"{of_group}{whose} {trees}, and {full.key} is {full.limit}"
 
 

@@ -67,6 +67,27 @@ class SlidingRate:
         return (at if place < 0 else self._times[place] + self.span) + rounds * self.span
 
 
+Quota = tuple[str, str]
+"""A quota of trees by its key in the config, and the user whose it is; empty: all users'."""
+
+
+class Part(NamedTuple):
+    """What this daemon may use of a quota that it shares with other machines."""
+
+    slots: int
+    rival: int | None = None
+    """The highest priority of a tree that waits for this quota elsewhere."""
+
+
+class Wants(NamedTuple):
+    """What this daemon uses of a quota, and what the trees that wait here need more of it."""
+
+    used: int
+    needs: int = 0
+    priority: int = 0
+    """Of the first that waits."""
+
+
 class QueuePlace(NamedTuple):
     key: str
     """The quota that has no room."""
@@ -87,6 +108,10 @@ _Lane = tuple[str, str | None]
 NO_GROUPS: Mapping[str, int] = {}
 
 
+PER_USER, ALL_USERS = "quotas.trees_per_user", ("quotas.trees", "")
+NO_PART = Part(0)
+
+
 class Slots:
     """Slots for trees at once, of the daemon, of each user and of each user's groups, and the queue
     for them.
@@ -101,6 +126,10 @@ class Slots:
         self.total = total
         self.groups = groups
         """How many trees a user may have at once in each group."""
+        self.parts: Mapping[Quota, Part] | None = None
+        """What this daemon may use of them; `None`: it shares them with no other machine."""
+        self.trouble = ""
+        """Why it may not use more, if they are shared and that is known."""
         self._taken: dict[RunId, _Lane] = {}
         self._by_user: dict[str, int] = {}
         self._by_group: dict[_Lane, int] = {}
@@ -122,6 +151,38 @@ class Slots:
         """Follow a changed policy. Trees that have a slot keep it. A group that is not there any
         more has no bound."""
         self.per_user, self.total, self.groups = per_user, total, groups
+
+    def share(self, parts: Mapping[Quota, Part] | None, trouble: str) -> None:
+        """Follow what this daemon may use of quotas that it shares with other machines."""
+        self.parts, self.trouble = parts, trouble
+
+    def _most(self, quota: Quota, configured: int) -> int:
+        return configured if self.parts is None else self.parts.get(quota, NO_PART).slots
+
+    def wants(self) -> dict[Quota, Wants]:
+        """Return what is used of each quota, and what is needed. What waits for a group, or for the
+        user's own slots, needs none of what all users share."""
+        found = {
+            (f"groups.{group}.slots", user): Wants(used)
+            for (user, group), used in self._by_group.items()
+            if group in self.groups
+        }
+        found |= {(PER_USER, user): Wants(used) for user, used in self._by_user.items()}
+        users: dict[str, Wants] = {}
+        for (user, group), queue in self._queues.items():
+            wants = Wants(self.user_count(user), len(queue), -queue[0][0])
+            if group is not None and group in self.groups:
+                used, quota = self.group_count(user, group), (f"groups.{group}.slots", user)
+                found[quota] = Wants(used, wants.needs, wants.priority)
+                room = max(0, self._most(quota, self.groups[group]) - used)
+                wants = wants._replace(needs=min(wants.needs, room))
+            users[user] = _both(users.get(user), wants)
+        total = Wants(self.count)
+        for user, wants in users.items():
+            found[PER_USER, user] = wants
+            room = max(0, self._most((PER_USER, user), self.per_user) - wants.used)
+            total = total._replace(needs=total.needs + min(wants.needs, room))
+        return found | {ALL_USERS: total}
 
     def user_count(self, user: str) -> int:
         return self._by_user.get(user, 0)
@@ -145,19 +206,33 @@ class Slots:
 
     def full_for(self, user: str) -> bool:
         """Return whether the user has as many trees as one may have."""
-        return self.user_count(user) >= self.per_user
+        return self.user_count(user) >= self._most((PER_USER, user), self.per_user)
 
     def group_full(self, user: str, group: str | None) -> bool:
         """Return whether the user has as many trees in the group as one may have."""
         return (
             group is not None
             and group in self.groups
-            and self.group_count(user, group) >= self.groups[group]
+            and self.group_count(user, group)
+            >= self._most((f"groups.{group}.slots", user), self.groups[group])
         )
 
+    @property
+    def full(self) -> bool:
+        """Return whether all users together have as many trees as they may have."""
+        return len(self._taken) >= self._most(ALL_USERS, self.total)
+
     def free_for(self, user: str, group: str | None = None) -> bool:
-        has_room = len(self._taken) < self.total and self._by_user.get(user, 0) < self.per_user
+        has_room = not self.full and not self.full_for(user)
         return has_room and (group is None or not self.group_full(user, group))
+
+    def _comes_first(self, user: str, group: str | None, priority: int) -> bool:
+        """Return whether no tree of this user with a higher priority waits elsewhere."""
+        if self.parts is None:
+            return True
+        quotas = [(PER_USER, user), (f"groups.{group}.slots", user)]
+        rivals = [self.parts[quota].rival for quota in quotas if quota in self.parts]
+        return all(rival is None or rival <= priority for rival in rivals)
 
     def take(self, root: RunId, user: str, group: str | None = None) -> None:
         """Give the root a slot; the caller has asked `free_for`."""
@@ -191,8 +266,8 @@ class Slots:
             used, limit = self.group_count(user, group), self.groups[group]
             return QuotaUse(f"groups.{group}.slots", used, limit)
         if self.full_for(user):
-            return QuotaUse("quotas.trees_per_user", self.user_count(user), self.per_user)
-        return QuotaUse("quotas.trees", self.count, self.total)
+            return QuotaUse(PER_USER, self.user_count(user), self.per_user)
+        return QuotaUse(ALL_USERS[0], self.count, self.total)
 
     def place_of(self, root: RunId) -> QueuePlace | None:
         """Return which slot a root in the queue waits for, and its place: among those of its group
@@ -238,12 +313,12 @@ class Slots:
 
     def give_next(self) -> RunId | None:
         """Give a slot to the waiting root whose turn it is; return `None` if none can have one."""
-        if not self._queues or len(self._taken) >= self.total:
+        if not self._queues or self.full:
             return None
         found = [
             (self._by_user.get(lane[0], 0), self._since[lane[0]], queue[0], lane)
             for lane, queue in self._queues.items()
-            if self.free_for(*lane)
+            if self.free_for(*lane) and self._comes_first(*lane, -queue[0][0])
         ]
         if not found:
             return None
@@ -253,6 +328,13 @@ class Slots:
         self._leave_queue(root)
         self.take(root, user, group)
         return root
+
+
+def _both(one: Wants | None, other: Wants) -> Wants:
+    if one is None:
+        return other
+    needs = one.needs + other.needs
+    return Wants(one.used, needs, max(one.priority, other.priority))
 
 
 def _less(counts: dict[Key, int], key: Key) -> None:

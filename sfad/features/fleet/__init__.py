@@ -12,6 +12,8 @@
 `elsewhere`, `giving`, `taking` the half in the core: runs that execute on other nodes, with their
             share of the tree and their lease; runs that other nodes have granted
 `heard`     what is told to it of these runs
+`slots`, `quotas` quotas of trees that all nodes share: what the keeper gives, and who asks it
+`awaited`   runs of other nodes that runs here wait for
 `verbs`     answers the actor, other nodes, and `sfactl fleet`
 `file_verbs` answers `put_files`, `fetch_files` and `get_files`
 `nodes`     the nodes, and how each is asked

@@ -11,6 +11,7 @@ from ...feature import Feature, Section
 from ...protocol.requests.base import OverFleet
 from ...protocol.types import Ship
 from .messages import (
+    AskSlots,
     DrainNode,
     FetchFiles,
     FleetStatus,
@@ -47,8 +48,11 @@ class FleetConfig(Struct, frozen=True, kw_only=True):
     keeper: (
         Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", extra=_NODE)] | None
     ) = None
-    """The node that keeps the budgets of users and teams. `None`: the head's, or the one that was
-    known before."""
+    """The node that keeps the budgets of users and teams, and shared quotas. `None`: the head's, or
+    the one that was known before."""
+    share_quotas: bool = False
+    """`quotas.trees`, `quotas.trees_per_user` and the slots of groups bound the whole fleet, and
+    not each node."""
     token_file: Annotated[str, Meta(pattern=r"^/", extra=PATH)] | None = None
     """The file with the cluster's token, for Ray. `None`: as the daemon's environment says."""
     start: Literal["head", "node"] | None = None
@@ -75,6 +79,7 @@ FEATURE = Feature(
         FleetTold: _OF_FLEET,
         Tend: _OF_FLEET,
         ShareSubscriptions: _OF_FLEET,
+        AskSlots: _OF_FLEET,
         PutFiles: Access(leaf=False, narrowed_by="spawn", scope="none"),
         FetchFiles: _OF_FILES,
         GetFiles: _OF_FILES,

@@ -226,6 +226,51 @@ class SharedSubscriptions(Reply, tag="shared_plans"):
     plans: list[SharedSubscription] = []
 
 
+class SlotsWanted(Struct, frozen=True, kw_only=True):
+    """What a node has, and wants, of a quota of trees."""
+
+    key: str
+    """Of the config."""
+    user: str
+    """Whose it is; empty: all users'."""
+    has: int
+    """Without what it gives back."""
+    needs: int = 0
+    """Trees that wait for more."""
+    priority: int = 0
+    """Of the first of these."""
+    rival: int | None = None
+    """As it was told last."""
+
+
+class AskSlots(Request, tag="ask_slots"):
+    """Take back what a node does not need of quotas, and give it what its trees wait for. Answered
+    by `GivenSlots`."""
+
+    repeats = 1
+
+    node: str
+    number: int
+    """Higher than in the node's earlier requests. An earlier one that comes late changes
+    nothing."""
+    wanted: list[SlotsWanted] = []
+    wait: float = 0.0
+    """Seconds to wait until there is something to give."""
+
+
+class SlotsGiven(Struct, frozen=True, kw_only=True):
+    key: str
+    user: str
+    has: int
+    """What the node may use."""
+    rival: int | None = None
+    """The highest priority of what waits for this quota on other nodes."""
+
+
+class GivenSlots(Reply, tag="given_slots"):
+    given: list[SlotsGiven] = []
+
+
 # ---- Files that are sent with a run to another node, and brought back
 
 

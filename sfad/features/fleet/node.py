@@ -68,6 +68,9 @@ Told = Callable[[FleetTold], None]
 NOT_JOINED = "this daemon is in no fleet: set fleet.address in its config (docs/fleet.md)"
 PASSED_ON = 10.0
 """Seconds that a node has to answer a request that is passed on to it."""
+KEPT = 10.0
+"""Seconds for which a connection to a node stays open after the last question: a view asks again
+every few seconds."""
 BEAT = 5.0
 """Seconds within which a node that is followed, or executes runs of this one, is heard of."""
 QUIET = BEAT
@@ -143,6 +146,8 @@ class Fleet:
         self._neighbours: dict[str, Neighbour] = {}
         self._timers = heart.resources.timers
         self.pace = Pace()
+        self._ways: dict[str, list[Asking]] = {}
+        """Connections to other nodes on which nothing is asked now."""
         self._nursery: trio.Nursery | None = None
         self._early: list[Neighbour] = []
         self.connected, self.disconnected = trio.Event(), trio.Event()
@@ -257,16 +262,43 @@ class Fleet:
 
     async def pass_on(self, node: str, request: Request, within: float = PASSED_ON) -> Reply:
         """Ask the daemon of a node something, as a client outside any run, and return its answer.
-        Raise `OSError`."""
-        with trio.socket.from_stdlib_socket(self.way(node)) as sock, trio.move_on_after(within):
-            return await _Conversation(sock, node, self.node).ask(request)
+        The connection stays for the next question. Raise `OSError`."""
+        with trio.move_on_after(within):
+            if request.repeats and (kept := self._kept_way(node)) is not None:
+                with suppress(OSError, ProtocolError):  # that node may have begun again meanwhile
+                    return await self._ask_on(kept, request)
+            sock = trio.socket.from_stdlib_socket(self.way(node))
+            return await self._ask_on(Asking(sock, node, self.node), request)
         raise OSError(f"node {node} does not answer")
+
+    async def _ask_on(self, conversation: "Asking", request: Request) -> Reply:
+        try:
+            reply = await conversation.ask(request)
+        except BaseException:
+            conversation.close()
+            raise
+        if isinstance(reply, Error) or not conversation.is_idle:
+            conversation.close()
+        else:
+            node = conversation.node
+            self._ways.setdefault(node, []).append(conversation)
+            at = trio.current_time() + KEPT
+            self._timers.arm(("way", node), at, partial(self._close_ways, node))
+        return reply
+
+    def _kept_way(self, node: str) -> "Asking | None":
+        found = self._ways.get(node)
+        return found.pop() if found else None
+
+    def _close_ways(self, node: str) -> None:
+        for conversation in self._ways.pop(node, []):
+            conversation.close()
 
     async def follow(self, node: str, request: Request, take: Callable[[Reply], object]) -> None:
         """Ask the daemon of a node something, and call `take` with all that it answers, until the
         connection ends. Raise `OSError`, and what `take` raises."""
         with trio.socket.from_stdlib_socket(self.way(node)) as sock:
-            conversation = _Conversation(sock, node, self.node)
+            conversation = Asking(sock, node, self.node)
             take(await conversation.ask(request))
             while True:
                 for reply in await conversation.arrived():
@@ -497,12 +529,12 @@ class Fleet:
         self._neighbours.pop(neighbour.node, None)
 
 
-class _Conversation:
+class Asking:
     """Asks the daemon of a node one thing after the other, as a client outside any run."""
 
     def __init__(self, sock: trio.socket.SocketType, node: str, own: str) -> None:
         self._socket = sock
-        self._node = node
+        self._node = self.node = node
         self._conversation = Conversation()
         self._unsent = hello(f"fleet {own}")
         self._last = 0
@@ -523,6 +555,14 @@ class _Conversation:
                 if reply.id == request.id or isinstance(reply, Error):
                     self._more = list(replies)
                     return reply
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing has come that was not asked for."""
+        return not self._more
+
+    def close(self) -> None:
+        self._socket.close()
 
     async def arrived(self) -> Sequence[Reply]:
         """Return what comes after the first answer. A node that says nothing is asked whether it
@@ -706,7 +746,7 @@ class Neighbour:
         while any(each is run for each in fleet.runs_on(self.node)):
             try:
                 with trio.socket.from_stdlib_socket(fleet.way(self.node)) as sock:
-                    conversation = _Conversation(sock, self.node, fleet.node)
+                    conversation = Asking(sock, self.node, fleet.node)
                     await fleet.shipping.send(
                         run.birth.uid, ship, partial(self._in_time, conversation)
                     )
@@ -721,7 +761,7 @@ class Neighbour:
         self._shipping.discard(run.id)
         self.look()
 
-    async def _in_time(self, conversation: _Conversation, request: Request) -> Reply:
+    async def _in_time(self, conversation: Asking, request: Request) -> Reply:
         with trio.fail_after(max(PASSED_ON, 3 * self._interval)):
             return await conversation.ask(request)
 

@@ -6,6 +6,8 @@ LEAST, MOST = 0.5, 2.0
 """Seconds that a node has for an answer which takes no work."""
 FACTOR = 4
 """So many times as long as it took lately."""
+LONGER = 1.0
+"""Seconds by which an answer may take longer than that."""
 UNKNOWN = 1.0
 """Seconds for the first answer, because the way to the node is opened, too; and for one that was
 heard of within the last `LATELY` seconds: it probably lives."""
@@ -31,4 +33,4 @@ class Pace:
         if took is None:
             return UNKNOWN
         least = UNKNOWN if time.monotonic() - self._at[node] < LATELY else LEAST
-        return min(max(least, FACTOR * took), MOST)
+        return min(max(least, min(FACTOR * took, took + LONGER)), MOST)

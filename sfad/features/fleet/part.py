@@ -10,6 +10,7 @@ from ...daemon.loop.seam import Heart, Launch, Machines, Part
 from ...host.tasks import keep_serving
 from ...runs.live import Live
 from .answers.remains import Remains
+from .awaited import AwaitedRuns
 from .feature import FleetConfig
 from .file_verbs import FileVerbs
 from .files.kept import ShippedFiles
@@ -20,6 +21,7 @@ from .node import Fleet
 from .nodes import Nodes
 from .preparing import Preparing
 from .process import FleetProcess
+from .quotas import SharedQuotas
 from .verbs import FleetVerbs, GrantedRuns
 
 
@@ -32,17 +34,19 @@ def part(heart: Heart) -> Part:
         sock=resources.socket, lock=Path(resources.state_dir, "ray"),
     )  # fmt: skip
     keeper = FleetKeeper(config, fleet, heart)
+    quotas = SharedQuotas(config, keeper, heart)
     granted = GrantedRuns(resources.timers)
-    preparing = Preparing(fleet, shipping)
     nodes = Nodes(fleet, resources.spool.values)
+    awaited = AwaitedRuns(nodes, heart)
+    preparing = Preparing(fleet, shipping, awaited)
     health = Health(fleet, nodes, process)
-    verbs = FleetVerbs(config, fleet, process, keeper, granted, nodes, health, heart)
+    verbs = FleetVerbs(config, fleet, process, keeper, granted, nodes, health, quotas, heart)
     remains = Remains(fleet, Path(resources.state_dir, "elsewhere"), shipping, resources.log)
     of_files = FileVerbs(fleet, shipping, resources.launcher, remains)
 
     async def serve() -> None:
         async with trio.open_nursery() as nursery:
-            serving = (fleet.serve, process.serve, remains.serve)
+            serving = (fleet.serve, process.serve, remains.serve, quotas.serve, awaited.serve)
             for each in (*serving, keeper.serve, keeper.serve_shares):
                 nursery.start_soon(keep_serving, each, resources.log.internal_error)
 
@@ -50,6 +54,8 @@ def part(heart: Heart) -> Part:
         if fleet.remote:
             fleet.changed(runs)
         granted.changed(runs)
+        quotas.changed(runs)
+        awaited.changed(runs)
 
     def ended(run: Run) -> None:
         fleet.ended(run)
@@ -64,6 +70,7 @@ def part(heart: Heart) -> Part:
 
     return Part(
         verbs={**verbs.all(), **of_files.all()},
+        loaded=quotas.loaded,
         serve=serve,
         look=preparing.look,
         check=preparing.check,

@@ -2,6 +2,7 @@
 `Starting.prepare`."""
 
 import os
+from collections.abc import Awaitable
 
 from msgspec.structs import replace
 
@@ -9,6 +10,7 @@ from ...core.state.policy import Invalid
 from ...protocol.errors import bad_request, check_most, unavailable, wrong_state
 from ...protocol.types import Ship
 from ...start.prepared import Prepared, Surroundings
+from .awaited import AwaitedRuns
 from .feature import SHIP
 from .files.packing import why_unsafe
 from .files.sending import NOT_HERE, Shipping
@@ -16,9 +18,10 @@ from .node import NOT_JOINED, Fleet
 
 
 class Preparing:
-    def __init__(self, fleet: Fleet, shipping: Shipping) -> None:
+    def __init__(self, fleet: Fleet, shipping: Shipping, awaited: AwaitedRuns) -> None:
         self._fleet = fleet
         self._shipping = shipping
+        self._awaited = awaited
 
     def elsewhere(self, p: Prepared, around: Surroundings) -> None:
         """Refuse what cannot go to another node, and note from which node its files come. What a
@@ -46,8 +49,15 @@ class Preparing:
             self._check_files(order.ship, around)
             p.parts.decide(SHIP, replace(order.ship, node=self._fleet.node))
 
-    def look(self, p: Prepared, around: Surroundings) -> None:
-        """Have a run of another node work in a copy of the files that were sent with it."""
+    def look(self, p: Prepared, around: Surroundings) -> Awaitable[None] | None:
+        """Have a run of another node work in a copy of the files that were sent with it, and one
+        that waits for runs of other nodes wait only for what there is."""
+        self._look_for_files(p, around)
+        if any(after.elsewhere for after in around.order.after):
+            return self._awaited.check(p, around)
+        return None
+
+    def _look_for_files(self, p: Prepared, around: Surroundings) -> None:
         ship = around.order.ship
         if ship is None:
             return

@@ -1,6 +1,7 @@
 """The process that makes this node's actor: starts it where there is none, and ends with what it
 says."""
 
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,6 +21,8 @@ PATIENCE = 3.0
 again."""
 PAUSE, PAUSE_MAX = 1.0, 15.0
 """Seconds until the next is started where one could not make an actor."""
+HEAD_WITHIN = 2.0
+"""Seconds that the cluster's head has to take a connection."""
 KEEPING = f"{ray.__name__}.keeping"
 GENERATIONS = 16
 """Ancestors of a process that are looked at."""
@@ -43,8 +46,8 @@ class FleetProcess:
         self._fleet = fleet
         self._process, self._ray = OwnProcess(launcher), OwnProcess(launcher)
         self._lock = lock
-        self._keeper = 0, 0
-        """The process that keeps Ray, and when it was started."""
+        self._keepers: set[tuple[int, int]] = set()
+        """The process that keeps Ray, and the one that it has started, each with its start."""
         self._log = log
         self._daemon = sock
         self._said = ""
@@ -82,18 +85,20 @@ class FleetProcess:
     def is_of_ray(self, pid: int) -> bool:
         """Return whether a process belongs to the Ray that is kept here: a descendant of the
         daemon that is in no run."""
-        if not kernel.is_alive(*self._keeper):
-            with suppress(OSError, ValueError):
-                keeper, started = self._lock.read_text().split()
-                self._keeper = int(keeper), int(started)
+        if any(self._is_below(pid)):
+            return True
+        with suppress(OSError, ValueError):
+            numbers = list(map(int, self._lock.read_text().split()))
+            self._keepers = set(zip(numbers[::2], numbers[1::2], strict=True))
+        return any(self._is_below(pid))
+
+    def _is_below(self, pid: int) -> Iterator[bool]:
         for _ in range(GENERATIONS):
             found = kernel.stat(pid)
             if found is None or pid <= 1:
-                return False
-            if (pid, found.started) == self._keeper:
-                return True
+                return
+            yield (pid, found.started) in self._keepers
             pid = found.parent
-        return False
 
     @property
     def _token(self) -> list[str]:
@@ -107,6 +112,8 @@ class FleetProcess:
             self.trouble = None
             await self._fleet.disconnected.wait()
             await self._connect()
+        if not await self._head_answers():
+            return None
         self._said = f"no answer of the cluster at {self._config.address} within {LIFETIME:g} s"
         how = ""
         with trio.move_on_after(LIFETIME):
@@ -114,6 +121,19 @@ class FleetProcess:
         await self._connect()
         why = self._said or f"the process that makes the actor ended with {how}"
         return None if self._fleet.is_connected else why
+
+    async def _head_answers(self) -> bool:
+        """Return whether the cluster's head takes connections, once it does or there is an actor
+        after all. What makes one would wait for long, and be started again only after a pause."""
+        host, _, port = str(self._config.address).rpartition(":")
+        while host and not self._fleet.is_connected:
+            with suppress(OSError), trio.move_on_after(HEAD_WITHIN):
+                await (await trio.open_tcp_stream(host, int(port))).aclose()
+                self.trouble = None
+                return True
+            self.trouble = f"the head of the cluster at {self._config.address} does not answer"
+            await trio.sleep(PAUSE)
+        return not host
 
     async def _connect(self) -> None:
         with trio.move_on_after(PATIENCE):

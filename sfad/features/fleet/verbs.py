@@ -24,6 +24,7 @@ from .heard import GrantTended
 from .keeper import FleetKeeper
 from .messages import (
     ACTOR_VERSION,
+    AskSlots,
     DrainNode,
     FleetPush,
     FleetStatus,
@@ -41,6 +42,7 @@ from .messages import (
 from .node import Fleet
 from .nodes import Nodes
 from .process import FleetProcess
+from .quotas import SharedQuotas
 
 DRAINED_WITHIN = 1.0
 """Seconds that Ray has to note that a node is drained."""
@@ -55,6 +57,7 @@ class FleetVerbs:
     _granted: "GrantedRuns"
     _nodes: Nodes
     _health: Health
+    _quotas: SharedQuotas
     _heart: Heart
 
     def all(self) -> Mapping[type[Request], Answer]:
@@ -67,6 +70,7 @@ class FleetVerbs:
             ServeFleet: self._serve_fleet,
             FleetTold: self._fleet_told,
             ShareSubscriptions: self._share_plans,
+            AskSlots: self._quotas.answer,
             Tend: self._tend,
         }
 
@@ -110,6 +114,7 @@ class FleetVerbs:
             asker.reply(replace(relayed, id=asker.id))
 
     def _forget_node(self, asker: Asker, request: ForgetNode) -> None:
+        self._quotas.forget(request.node)
         asker.reply(Forgotten(id=asker.id, runs=self._fleet.forget(request.node)))
 
     def _drain_node(self, asker: Asker, request: DrainNode) -> None:

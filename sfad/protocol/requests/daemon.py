@@ -163,8 +163,9 @@ class ConfigReply(Reply, tag="config"):
 
 
 class Reload(Request, tag="reload"):
-    """Read the config files again, as SIGHUP does. Answered by `Reloaded`; `bad_request` if a file
-    is wrong: the old config stays, and the message names file, key and allowed values."""
+    """Read the config files again and, if another version has been installed, become it, as SIGHUP
+    does. Answered by `Reloaded`; `bad_request` if a file is wrong: the old config stays, and the
+    message names file, key and allowed values."""
 
     repeats = 1
 
@@ -187,6 +188,8 @@ class Reloaded(Reply, tag="reloaded"):
     files: list[str]
     """Existing config files, lowest precedence first."""
     changed: list[Change]
+    becomes: str | None = None
+    """The version that has been installed and that the daemon becomes now, with all its runs."""
 
 
 class Prune(Request, tag="prune"):

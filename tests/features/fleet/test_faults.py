@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -233,3 +234,31 @@ def test_a_placed_run_shows_what_it_has_used_and_where_it_comes_from(nodes: Flee
         client.call(m.Stop(id=0, runs=[run.id]), m.Stopped)
         ended = info(client, run)
         assert (ended.total_cost_usd, ended.total_at_most) == (0.25, False)
+
+
+def test_a_placed_child_has_its_ancestors_on_both_nodes_and_is_listed_once(nodes: Fleet) -> None:
+    n1, n2 = nodes["n1"], nodes["n2"]
+    sfactl = Path(sys.executable).with_name("sfactl")
+    starts = f"{sfactl} spawn --on n2 --name inner -- sleep 300; exec sleep 300"
+
+    def told() -> list[tuple[str, list[str], int, str]]:
+        """Return what is told of it: here and there, in the list of one node and of all."""
+        found = []
+        for daemon, words in ((n1, ()), (n2, ()), (n1, ("--fleet",)), (n2, ("--fleet",))):
+            runs = json.loads(daemon.sfactl("list", *words, "--json").stdout)["runs"]
+            found += [
+                (each["name"], each["chain"], each["depth"], each["status"])
+                for each in runs
+                if each["name"] == "inner"
+            ]
+        return found
+
+    with n1.client() as client:
+        outer = started(client, ["sh", "-c", starts], name="outer")
+        chain = ["outer", "inner"]
+        wait_until(lambda: told() == [("inner", chain, 1, "running")] * 4, "all tell the same")
+        there = live(nodes, "n2")[0]
+        with n2.client() as two:
+            assert info(two, there).chain == chain
+        client.call(m.Stop(id=0, runs=[outer.id]), m.Stopped)
+    assert told() == [("inner", chain, 1, "cancelled")] * 4

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -31,12 +32,15 @@ class Machine:
         ray.write_text(f'#!/bin/sh\necho "$$ $*" >> {self._begun}\nsleep 1000 &\nwait\n')
         ray.chmod(0o755)
         self._env = os.environ | {"PYTHONPATH": f"{ROOT}:{sysconfig.get_path('purelib')}"}
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.address: tuple[str, int] = self.listener.getsockname()
+        self.head = "{}:{}".format(*self.address)
         self._guards: list[subprocess.Popen[bytes]] = []
 
     def guard(self) -> subprocess.Popen[bytes]:
         words = ["-m", "sfad.features.fleet.ray.keeping", "--lock", str(self.lock)]
         guard = subprocess.Popen(
-            [str(self._bin / "python"), *words, "--node", "n2", "n1:6379"],
+            [str(self._bin / "python"), *words, "--node", "n2", self.head],
             env=self._env,
             stdin=subprocess.PIPE,
         )
@@ -45,18 +49,18 @@ class Machine:
 
     @property
     def keeper(self) -> int:
-        return int(self.lock.read_text().split()[0])
+        return int(next(iter(self.lock.read_text().split()), 0))
 
     def begun(self, count: int) -> list[int]:
         """Return the processes of so many starts, once there were so many."""
-        wait_until(
-            lambda: self._begun.exists() and len(self._begun.read_text().splitlines()) >= count,
-            f"it was started {count} times",
-        )
-        lines = self._begun.read_text().splitlines()
-        assert len(lines) == count
-        assert "start --block --labels=sfad-node=n2" in lines[-1]
-        return [int(line.split()[0]) for line in lines]
+
+        def lines() -> list[str]:
+            return self._begun.read_text().splitlines() if self._begun.exists() else []
+
+        wait_until(lambda: len(lines()) >= count, f"it was started {count} times")
+        assert len(lines()) == count
+        assert not count or "start --block --labels=sfad-node=n2" in lines()[-1]
+        return [int(line.split()[0]) for line in lines()]
 
     def alive(self) -> list[psutil.Process]:
         found = []
@@ -71,8 +75,10 @@ class Machine:
             guard.kill()
             guard.communicate()
         with suppress(OSError, ValueError):
-            os.kill(self.keeper, signal.SIGTERM)
+            if self.keeper:  # 0 would be this process's group
+                os.kill(self.keeper, signal.SIGTERM)
         wait_until(lambda: not self.alive(), "all has ended")
+        self.listener.close()
 
 
 @pytest.fixture
@@ -95,10 +101,21 @@ def test_ray_is_started_again_and_outlives_the_daemon(machine: Machine) -> None:
     machine.guard()  # of the next one
     _, second = machine.begun(2)
     os.kill(keeper, signal.SIGKILL)
+    wait_until(lambda: machine.keeper != keeper, "there is another keeper")
+    assert psutil.pid_exists(second)  # which has it: else the head's would end the cluster
+    os.kill(second, signal.SIGKILL)
     third = machine.begun(3)[-1]
-    assert machine.keeper != keeper
-    assert not psutil.pid_exists(second)  # two would be in each other's way
     assert psutil.pid_exists(third)
+    assert sum("sleep" in each.cmdline() for each in machine.alive()) == 1
+
+
+def test_ray_is_started_once_the_head_takes_connections(machine: Machine) -> None:
+    machine.listener.close()
+    machine.guard()
+    wait_until(lambda: machine.lock.exists() and machine.keeper, "there is a keeper")
+    machine.begun(0)
+    machine.listener = socket.create_server(machine.address)
+    machine.begun(1)
 
 
 def test_the_end_of_a_keeper_is_that_of_ray(machine: Machine) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from sfad.features.terminals.screen import LEAVE, Harmless, Screen
 from tests.harness import wait_until
+from tests.together import together
 
 ROWS, COLUMNS = 10, 30
 
@@ -48,7 +49,7 @@ def shown(data: bytes) -> Screen:
     return screen
 
 
-@pytest.mark.parametrize("name", DANCES)
+@together("name", DANCES)
 def test_pieces_do_not_matter(name: str) -> None:
     whole, pieces = shown(DANCES[name]), Screen(ROWS, COLUMNS)
     for at in range(len(DANCES[name])):
@@ -56,7 +57,7 @@ def test_pieces_do_not_matter(name: str) -> None:
     assert pieces.text() == whole.text()
 
 
-@pytest.mark.parametrize("name", DANCES)
+@together("name", DANCES)
 def test_what_is_drawn_again_is_the_same(name: str) -> None:
     screen = shown(DANCES[name])
     again = shown(b"\x1b[H\x1b[2J" + screen.drawn())
@@ -156,7 +157,7 @@ HOSTILE = [
 screen, answer, or change what later characters mean."""
 
 
-@pytest.mark.parametrize("sequence", HOSTILE, ids=repr)
+@together("sequence", HOSTILE)
 def test_no_sequence_leaves_the_screen(sequence: bytes) -> None:
     """Nothing of it is left, wherever it is cut."""
     for at in range(len(sequence) + 1):

@@ -1,6 +1,7 @@
 """Verbs about the daemon itself: `status`, `plans`, `config`, `reload`, `agents`, `prune`."""
 
 import os
+import signal
 
 import psutil
 import trio
@@ -10,6 +11,7 @@ from ....config import ConfigError
 from ....core.state.access import EVERYTHING
 from ....core.state.quotas import QuotaUse
 from ....host import systemd
+from ....host.installed import other_version
 from ....protocol.errors import bad_request
 from ....protocol.messages import (
     AgentList,
@@ -119,11 +121,17 @@ def config(asker: Asker, _request: Config) -> None:
 
 @answers(Reload)
 def reload(asker: Asker, _request: Reload) -> None:
+    answer = Reloaded(id=asker.id, files=[], changed=[], becomes=other_version())
     try:
-        loaded, changed = asker.runtime.reload()
+        loaded, answer.changed = asker.runtime.reload()
+        answer.files = [str(path) for path in loaded.files]
     except ConfigError as error:
-        raise bad_request(f"nothing was changed: {error}") from None
-    asker.reply(Reloaded(id=asker.id, files=[str(path) for path in loaded.files], changed=changed))
+        # another version may know the key; it checks the config before it takes over
+        if answer.becomes is None:
+            raise bad_request(f"nothing was changed: {error}") from None
+    asker.reply(answer)
+    if answer.becomes is not None:
+        os.kill(os.getpid(), signal.SIGUSR2)
 
 
 # ---- `agents`: the registered agents

@@ -219,6 +219,17 @@ def _with_awaited(asker: Asker, request: Spawn) -> Spawn:
         if after.at is not None:
             found.append(After(run="", at=after.at))
             continue
+        node, _, own = after.run.rpartition("/")
+        if node == asker.runtime.parts.keeper().here and node:
+            after = replace(after, run=own)
+        elif after.elsewhere:
+            asker.check_permitted("wait")
+            if not asker.runtime.parts.keeper().enabled:
+                raise bad_request(
+                    f"{after.run!r} names a run of another node, and this daemon is in no fleet"
+                )
+            found.append(after)  # what has runs executed elsewhere looks whether it is there
+            continue
         run = find_run(catalogue, after.run, asker.scope)
         if run not in above:  # else the core says that this would be a circle, or it is detached
             asker.check_permitted("wait", catalogue.lineage(run))

@@ -16,6 +16,8 @@ from .command import environment
 
 PATIENCE = 5.0
 """Seconds that an actor which is there has to connect to its daemon."""
+MAKING = 60.0
+"""Seconds for which Ray may be at making it again."""
 
 
 def main() -> int:
@@ -60,12 +62,6 @@ def make(given: Namespace) -> int:
     from .actor import NodeActor
 
     name = actor_name(given.node)
-    if (before := _before(name)) is not None:
-        if _connects(before, given.daemon):
-            return 0
-        ray.kill(before, no_restart=True)
-        while _before(name) is not None:
-            time.sleep(0.1)
     labelled = [
         each for each in ray.nodes() if each["Alive"] and each["Labels"].get(LABEL) == given.node
     ]
@@ -84,6 +80,12 @@ def make(given: Namespace) -> int:
             )
             return 69
         where = {"scheduling_strategy": NodeAffinitySchedulingStrategy(own, soft=False)}
+    if (before := _before(name)) is not None:
+        if _connects(before, given.daemon):
+            return 0
+        ray.kill(before, no_restart=True)
+        while _before(name) is not None:
+            time.sleep(0.1)
     made = ray.remote(NodeActor)
     actor = made.options(
         name=name, lifetime="detached", max_restarts=-1, num_cpus=0, **where
@@ -105,10 +107,17 @@ def _connects(actor: Any, daemon: str) -> bool:
     """Return whether this actor is of this daemon, and connects to it within a while."""
     import ray
 
-    until = time.monotonic() + PATIENCE
+    began = time.monotonic()
+    until = began + PATIENCE
     while (left := until - time.monotonic()) > 0:
         try:
             said = ray.get(actor.identity.remote(), timeout=left)
+        except ray.exceptions.GetTimeoutError:
+            if _is_made(actor) or time.monotonic() - began > MAKING:
+                return False
+            # on a busy machine that takes long, and to make another one would take longer
+            until = time.monotonic() + PATIENCE
+            continue
         except ray.exceptions.RayError:
             return False
         if said["daemon"] != daemon:
@@ -117,6 +126,17 @@ def _connects(actor: Any, daemon: str) -> bool:
             return True
         time.sleep(0.1)
     return False
+
+
+def _is_made(actor: Any) -> bool:
+    """Return whether Ray has a process for this actor, as far as it is known."""
+    from ray._private.state import state  # the public way asks the dashboard, which is not there
+
+    try:
+        found = state.actor_table(actor._actor_id.hex())
+    except Exception:  # noqa: BLE001 - of the many that Ray raises; without the answer the actor counts as hung
+        return True
+    return found.get("State") not in {"DEPENDENCIES_UNREADY", "PENDING_CREATION", "RESTARTING"}
 
 
 if __name__ == "__main__":

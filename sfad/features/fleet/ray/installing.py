@@ -77,6 +77,8 @@ class FleetInstaller(Installer):
     def _write_token(self) -> None:
         path = self._config / TOKEN
         if path.exists():
+            if not self._steps.dry_run:
+                path.chmod(0o600)  # scp(1) keeps no mode
             print(f"unchanged: {path}")
             return
         if not self._steps.dry_run:

@@ -29,6 +29,7 @@ from sfad.protocol.requests.gateway import AdmitCall, CallDecision, EndCall
 from sfad.protocol.types import LimitKind
 from sfad.usage.metering import UsePricing
 from sfad.usage.pricing import PriceList
+from tests.together import together
 
 from .scripted import ScriptedDaemon
 
@@ -2619,10 +2620,9 @@ def charged(pricing: UsePricing, told: EndCall) -> Use:
     return pricing.use_of_call(told, OpenReservation("m", 1, 1, 10**9, None, source="gateway"))
 
 
-@pytest.mark.parametrize(
+@together(
     ("row", "streamed"),
     ROWS,
-    ids=[f"{row}, {'streamed' if streamed else 'whole'}" for row, streamed in ROWS],
 )
 def test_a_call_is_charged_what_its_provider_bills(
     pricing: UsePricing, row: Row, streamed: bool

@@ -18,6 +18,7 @@ from sfad.features.gateway.program.egress_rules import (
     way,
 )
 from sfad.protocol.texts.egress import Destination, destination, host_of
+from tests.together import together
 
 UPSTREAM = ("llm.example.com", 443)
 V4 = "8.8.8.8"
@@ -52,7 +53,7 @@ def test_an_entry(text: str, host: str, port: int | None) -> None:
     assert destination(text) == Destination(host, port)
 
 
-@pytest.mark.parametrize(
+@together(
     "text",
     ["", ".", "a..b", "http://a", "a/b", "a:0", "a:65536", "a:", "a b", "*a", "a.*",
      "bücher.example", "127.1", "0x7f000001", "::1", "2130706433", "0177.0.0.1", "[1.2.3.4]", "a@b",
@@ -135,7 +136,7 @@ def spellings(address: str) -> list[str]:
     return [address, six_to_four, *(form.format(address) for form in V4_IN_V6)]
 
 
-@pytest.mark.parametrize("address", [*INTERNAL, *NEVER])
+@together("address", [*INTERNAL, *NEVER])
 def test_addresses_that_are_not_of_the_internet(address: str) -> None:
     for spelled in spellings(address):
         assert "not one of the internet" in refused("a.example", 443, "*", address=spelled), spelled

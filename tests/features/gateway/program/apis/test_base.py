@@ -16,6 +16,7 @@ from sfad.protocol.texts.units import MOST_COUNTED
 from tests.features.gateway.program.apis.samples import SAMPLES, Sample, read
 from tests.features.gateway.program.test_sse import split
 from tests.tiers import examples
+from tests.together import together
 
 NAMES = list(SAMPLES)
 STREAMS = [name for name in SAMPLES if SAMPLES[name].streamed]
@@ -142,8 +143,8 @@ def test_values_of_other_types_and_lies(name: str, data: st.DataObject) -> None:
     )
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("lie", [-1, -(10**18), "many", 1e300, 10**30, None, [], 2**64])
+@together("name", NAMES)
+@together("lie", [-1, -(10**18), "many", 1e300, 10**30, None, [], 2**64])
 def test_usage_that_is_no_number_counts_as_none(name: str, lie: Any) -> None:
     body = re.sub(
         rb"(?i)(tokens?(?:_?count)?\": )\d+",
@@ -246,7 +247,7 @@ CALL_PATHS = {
 }
 
 
-@pytest.mark.parametrize(("api", "body"), UNCLEAR)
+@together(("api", "body"), UNCLEAR)
 def test_a_request_that_a_provider_may_read_differently_is_refused(api: str, body: str) -> None:
     with pytest.raises(ValueError, match=r"is expected|[Ee]xpected|is there twice|are the same"):
         APIS[api].call(CALL_PATHS[api], body.encode())
@@ -377,7 +378,7 @@ PATHS: list[tuple[str, str, str, bytes, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "method", "path", "body", "kind"), PATHS)
+@together(("name", "method", "path", "body", "kind"), PATHS)
 def test_what_a_request_is(name: str, method: str, path: str, body: bytes, kind: str) -> None:
     api = APIS[name]
     path = api.path(path)

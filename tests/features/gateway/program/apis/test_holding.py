@@ -14,6 +14,7 @@ from sfad.features.gateway.program.apis import APIS, ModelCall
 from sfad.features.gateway.program.apis.base import MOST_NAMED
 from sfad.features.gateway.program.apis.holding import IMAGE_TOKENS
 from tests.tiers import first
+from tests.together import together
 
 from .test_extras import PATHS
 
@@ -282,10 +283,8 @@ def test_a_mark_in_chat_is_read() -> None:
     assert asked("openai-chat", **user(part, "openai-chat")).long_cache
 
 
-@pytest.mark.parametrize("api", APIS)
-@pytest.mark.parametrize(
-    "value", [None, 5, "x", [], [5], [[]], [{}], {}, [{"content": 5, "parts": 5}]]
-)
+@together("api", APIS)
+@together("value", [None, 5, "x", [], [5], [[]], [{}], {}, [{"content": 5, "parts": 5}]])
 def test_other_forms_are_text(api: str, value: Any) -> None:
     name = {"gemini": "contents", "openai-responses": "input"}.get(api, "messages")
     call = asked(api, **{name: value})

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sfad.features.gateway.program.apis.tokens import MOST_BYTES, tokens_of
+from tests.together import together
 
 TEXTS: dict[str, Any] = json.loads(Path(__file__).with_name("texts.json").read_text())
 """Texts, and their tokens by o200k and cl100k (npm's gpt-tokenizer 4.0.0), Claude 2
@@ -23,8 +24,8 @@ def counted(text: str, *, ascii_only: bool) -> int:
     return tokens_of(json.dumps(text, ensure_ascii=ascii_only).encode())
 
 
-@pytest.mark.parametrize("ascii_only", [False, True])
-@pytest.mark.parametrize("kind", TEXTS)
+@together("ascii_only", [False, True])
+@together("kind", TEXTS)
 def test_each_kind_of_text_has_about_as_many_as_tokenizers_make_of_it(
     kind: str, ascii_only: bool
 ) -> None:
