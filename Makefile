@@ -10,7 +10,7 @@ TESTS := $(VENV)/.tests
 ALL := $(VENV)/.all
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable
 
-.PHONY: help demo fleet-demo test test-all everything agents vm matrix crash soak flat mutants lint bench docs frozen lowest trampoline wheel release clean
+.PHONY: help demo fleet-demo test test-all everything agents vm matrix crash soak flat mutants lint bench docs frozen lowest trampoline libraries wheel release clean
 
 help: ## show this
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -96,6 +96,9 @@ lowest: $(TESTS) ## try the lowest versions of libraries that pyproject.toml all
 trampoline: $(TESTS) ## compile trampoline.c and holder.c into modules that the daemon executes them from (needs gcc and libc6-dev)
 	$(BIN)/python -m tests.processes.trampoline_image
 	$(BIN)/python -m tests.features.terminals.holder_image
+
+libraries: $(TESTS) ## fetch the JavaScript of others that the console brings, and check it (needs npm)
+	$(BIN)/python -m tests.web.libraries
 
 wheel: $(PRODUCT) ## build the wheel into dist/
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .

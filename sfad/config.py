@@ -124,6 +124,8 @@ class LogConfig(Struct, frozen=True, kw_only=True):
 
 class RetentionConfig(Struct, frozen=True, kw_only=True):
     output: Annotated[float, Meta(ge=60, le=3650 * 86400, extra=DURATION)] | None = 7 * 86400.0
+    output_size: Annotated[int, Meta(ge=1 << 20, extra=SIZE)] | None = 10 << 30
+    """Bytes on the disk, of each user."""
     ledger: Annotated[float, Meta(ge=3600, le=3650 * 86400, extra=DURATION)] | None = 90 * 86400.0
     backup_every: Annotated[float, Meta(ge=60, le=366 * 86400, extra=DURATION)] | None = 86400.0
     sweep_every: Annotated[float, Meta(ge=60, le=31 * 86400, extra=DURATION)] = 3600.0

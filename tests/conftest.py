@@ -76,8 +76,8 @@ def _import_in_turn(config: pytest.Config) -> None:
 
 
 _LONGEST = (
-    "fleet/test_faults", "fleet", "systemd", "e2e/test_plans", "e2e/test_attacks", "crash",
-    "e2e/test_gateway", "features/test_seam", "features/budgets/test_allowances",
+    "frameworks", "fleet/test_faults", "fleet", "systemd", "e2e/test_plans", "e2e/test_attacks",
+    "crash", "e2e/test_gateway", "features/test_seam", "features/budgets/test_allowances",
     "e2e/test_quiet_runs", "e2e/test_users_gateways", "docs", "web", "top", "e2e", "cli",
     "processes", "usage", "gateway",
 )  # fmt: skip

@@ -85,6 +85,7 @@ LONGER = (
         {"SFAD_TEST_AGENTS": "all"},
         needs=("node", "npm"),
     ),
+    Part("each framework", [*SUITE, "tests/frameworks"], {"SFAD_TEST_FRAMEWORKS": "all"}),
     Part("fresh machines", ["bash", "tests/fresh.sh"]),
     Part("kill the daemon at each effect", [sys.executable, "-m", "tests.crash"]),
     Part(

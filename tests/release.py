@@ -14,10 +14,12 @@ from collections.abc import Iterator
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from packaging.requirements import Requirement
 
 from sfad import __version__
+from tests.web.libraries import libraries
 
 ROOT = Path(__file__).parents[1]
 EXTRAS = ("", "fleet", "otel", "top", "web")
@@ -81,6 +83,16 @@ def bill_of_materials() -> dict[str, Any]:
                 "licenses": [{"license": {"name": licence(found)}}],
             }
             for name, found in sorted(needed.items())
+        ]
+        + [
+            {
+                "type": "library",
+                "name": each.package,
+                "version": each.version,
+                "purl": f"pkg:npm/{quote(each.package)}@{each.version}",
+                "licenses": [{"license": {"name": each.licence}}],
+            }
+            for each in libraries()
         ],
     }
 

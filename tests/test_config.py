@@ -208,7 +208,8 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
         ),
         (
             "[retention]\narchive = '7d'",
-            "retention.archive: unknown key; known here: backup_every, ledger, output, sweep_every",
+            "retention.archive: unknown key; known here: backup_every, ledger, output, "
+            "output_size, sweep_every",
         ),
         ("prices = 3", "prices = 3: a table is expected, written [prices]"),
         ("[prices]\nm = 3", "prices.m = 3: a table is expected, written [prices.m]"),

@@ -218,7 +218,7 @@ def test_the_client_imports_only_the_protocol_of_the_daemon() -> None:
         if path.stem in {"diff", "land", "landing", "pruning"}:
             looks += ["sfad.git", "sfad.features.worktrees"]
         # what a terminal shows is worked out by who looks
-        if within(name_of(path), "sfactl.terminals"):
+        if within(name_of(path), "sfactl.terminals", "sfactl.web.terminal"):
             looks += ["sfad.features.terminals.screen", "sfad.features.terminals.recorded"]
         looks += ["sfad.features.fleet.files.packing"] if path.stem == "shipping" else []
         # the kernel says whose a connection is, to the console as to the gateway

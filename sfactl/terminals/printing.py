@@ -2,13 +2,15 @@
 
 import codecs
 import os
+import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from sfad.features.terminals.recorded import Shown, entries
-from sfad.features.terminals.screen import Line
+from sfad.features.terminals.screen import TOKEN, Line
 from sfad.protocol.encoding import to_json
-from sfad.protocol.texts.redaction import redacted
+from sfad.protocol.texts.redaction import secrets
 
 from .. import output
 from ..options.shared import Tail
@@ -109,6 +111,15 @@ def recording(run: str, descriptors: Sequence[int]) -> Iterator[bytes]:
         "timestamp": first.milliseconds // 1000, "title": f"sfad run {run}",
         "env": {"TERM": "xterm-256color"},
     }) + b"\n"  # fmt: skip
+    for seconds, kind, text in _covered(_events(out, begin, first, shown)):
+        yield to_json([round(seconds, 3), kind, text]) + b"\n"
+
+
+Event = tuple[float, str, str]
+
+
+def _events(out: int, begin: int, first: Shown, shown: Sequence[Shown]) -> Iterator[Event]:
+    """Yield time, kind and text of what was shown."""
     decode = codecs.getincrementaldecoder("utf-8")("replace").decode
     size = os.fstat(out).st_size
     rows, columns = first.rows, first.columns
@@ -117,16 +128,58 @@ def recording(run: str, descriptors: Sequence[int]) -> Iterator[bytes]:
         seconds = max(0, each.milliseconds - first.milliseconds) / 1000
         if (each.rows, each.columns) != (rows, columns):
             rows, columns = each.rows, each.columns
-            yield _event(seconds, "r", f"{columns}x{rows}")
+            yield seconds, "r", f"{columns}x{rows}"
         at = max(each.offset, begin)
         while at < end and (data := os.pread(out, min(PIECE, end - at), at)):
             at += len(data)
             if text := decode(data, final=at >= size):
-                yield _event(seconds, "o", redacted(text))
+                yield seconds, "o", text
 
 
-def _event(seconds: float, kind: str, text: str) -> bytes:
-    return to_json([round(seconds, 3), kind, text]) + b"\n"
+WINDOW, OVERLAP = 1 << 18, 1 << 14
+"""Characters that are searched for keys at once, and those that are searched again with the next: a
+key may come in pieces, because a program writes, or a person types, one character after another."""
+
+
+def _covered(events: Iterator[Event]) -> Iterator[Event]:
+    """Yield events with `*` in place of each character of what looks like a key."""
+    held: list[Event] = []
+    size = 0
+    for each in events:
+        held.append(each)
+        size += len(each[2])
+        if size >= WINDOW and (not _cover(held) or size >= 4 * WINDOW):
+            while held and size - len(held[0][2]) >= OVERLAP:
+                size -= len(held[0][2])
+                yield held.pop(0)
+    _cover(held)
+    yield from held
+
+
+def _cover(events: list[Event]) -> bool:
+    """Cover keys in events. Return whether one reaches their end, and may go on."""
+    parts, begins, places = [], [], []
+    at = 0
+    for number, (_, kind, text) in enumerate(events):
+        for token in TOKEN.finditer(text) if kind == "o" else ():
+            if token.lastgroup == "text" or token[0] in "\r\n\t":
+                parts.append(token[0])
+                begins.append(at)
+                places.append((number, token.start()))
+                at += len(token[0])
+    end = 0
+    for begin, end in secrets("".join(parts)):
+        here = begin
+        while here < end:
+            part = bisect_right(begins, here) - 1
+            stop = min(end, begins[part] + len(parts[part]))
+            number, start = places[part]
+            start += here - begins[part]
+            seconds, kind, text = events[number]
+            covered = re.sub(r"[^\s]", "*", text[start : start + stop - here])
+            events[number] = seconds, kind, text[:start] + covered + text[start + stop - here :]
+            here = stop
+    return 0 < at == end
 
 
 def record(run: str, descriptors: Sequence[int]) -> None:

@@ -244,7 +244,7 @@ class Viewer:
     def _draw(self) -> None:
         screen = self._replay.screen
         self._drawn_at = time.monotonic()
-        self._harmless = Harmless()
+        self._harmless = screen.follower()
         self._dirty = False
         _write(LEAVE.encode() + b"\x1b[?25l\x1b[H\x1b[2J" + screen.drawn(*self._size))
 

@@ -11,6 +11,7 @@ needs the extra `web`.
 `stream`        server-sent events
 `feed`          the runs as they change, for all open pages
 `tail`          the output of a run as it grows
+`terminal`      what its terminal shows, and what is typed there
 `source`        what the pages ask: a daemon, or the daemons of all nodes
 `views`         what a page is told of runs and events
 """

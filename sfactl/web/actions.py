@@ -117,6 +117,14 @@ async def _send(source: Source, run: str, body: Body) -> Body:
     return {"said": f"sent to {run}"}
 
 
+async def _keys(source: Source, run: str, body: Body) -> Body:
+    """Type into the terminal of a run, as `sfactl attach` does."""
+    from .terminal import keys  # few runs have one
+
+    await keys(source, run, _text(body, "keys"), _side(body, "rows"), _side(body, "columns"))
+    return {"said": f"typed into {run}"}
+
+
 async def _continue(source: Source, run: str, body: Body) -> Body:
     """Continue the session of an ended run in a new one, as `sfactl continue RUN [TASK]` does."""
     options = spawn_options.SpawnOptions(
@@ -189,8 +197,15 @@ def _text(body: Body, field: str) -> str:
     return value
 
 
+def _side(body: Body, field: str) -> int:
+    value = body.get(field, 0)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise UsageError(f"{field}: not a number")
+    return value
+
+
 ON_RUNS: dict[str, Act] = {
     "stop": _stop, "pause": _pause, "resume": _resume, "approve": _approve, "deny": _deny,
-    "limit": _limit, "send": _send, "continue": _continue, "land": _land,
+    "limit": _limit, "send": _send, "keys": _keys, "continue": _continue, "land": _land,
 }  # fmt: skip
 """What a page may do with a run, by the last word of the path."""

@@ -42,7 +42,7 @@ COMMON = ("app", "actions", "api", "dom", "format", "live", "notify")
 """Modules that every page imports."""
 MORE = {
     "now": ("rows",),
-    "run": ("rows", "ansi", "plot", "events"),
+    "run": ("rows", "ansi", "plot", "events", "terminal"),
     "history": ("rows", "plot"),
     "plans": (),
     "events": (),

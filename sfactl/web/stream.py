@@ -208,6 +208,14 @@ class EventStream(Response):
             )
             await self._tell("output", _encode(text), change)
 
+        async def show(piece: dict[str, Any]) -> None:
+            await self._tell("terminal", _encode(piece))
+
         await tail.follow(
-            self._source, self._output, stderr=self._stderr, cursor=self._cursor, tell=tell
+            self._source,
+            self._output,
+            stderr=self._stderr,
+            cursor=self._cursor,
+            tell=tell,
+            show=show,
         )

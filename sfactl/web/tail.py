@@ -1,5 +1,5 @@
 """The output of a run as it grows: an agent's text where its events are known, else the bytes of
-the file.
+the file; of a run with a terminal, what that shows.
 
 Escape sequences stay in: the page makes colours of some and leaves out the others. Long lines are
 cut here, before they travel.
@@ -12,7 +12,7 @@ from binascii import Error as NotBase64
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import trio
 
@@ -32,6 +32,8 @@ CUT = " … [the rest of this line is not shown here]"
 
 Tell = Callable[[str, str], Awaitable[None]]
 """Take text, and the cursor behind it."""
+Show = Callable[[dict[str, Any]], Awaitable[None]]
+"""Take a piece of what a terminal shows (`terminal.Piece`)."""
 
 
 class Lines:
@@ -56,20 +58,24 @@ class Lines:
         return "".join(found)
 
 
-async def follow(source: Source, run: RunId, *, stderr: bool, cursor: str, tell: Tell) -> None:
-    """Tell the output from `cursor` on (empty: the newest part), until it is cancelled. Errors are
-    told as output."""
+async def follow(
+    source: Source, run: RunId, *, stderr: bool, cursor: str, tell: Tell, show: Show
+) -> None:
+    """Tell the output from `cursor` on (empty: the newest part), or show the terminal, until it is
+    cancelled. Errors are told as output."""
     try:
         if source.own and await _is_elsewhere(source, run):
             await _follow_there(source, run, stderr, cursor, tell)
             return
         with await trio.to_thread.run_sync(source.connect) as client:
-            await _follow_here(client, run, stderr, cursor, tell)
+            await _follow_here(client, run, stderr, cursor, tell, show)
     except (Quit, OSError) as error:
         await tell(f"\n[{error.message if isinstance(error, Quit) else error}]\n", "")
 
 
-async def _follow_here(client: Client, run: RunId, stderr: bool, cursor: str, tell: Tell) -> None:
+async def _follow_here(
+    client: Client, run: RunId, stderr: bool, cursor: str, tell: Tell, show: Show
+) -> None:
     ask = partial(client.ask, m.Logs(id=0, run=run, form="raw" if stderr else "auto"), m.LogFiles)
     files, descriptors = await trio.to_thread.run_sync(ask)
     growth = FileWatch()
@@ -78,6 +84,11 @@ async def _follow_here(client: Client, run: RunId, stderr: bool, cursor: str, te
             await tell("this run keeps no output (--no-log, or --stdio inherit)\n", "")
         file = descriptors[1 if stderr else 0]
         growth.watch(file)
+        if files.terminal:
+            from . import terminal  # few runs have one
+
+            growth.watch(descriptors[2])
+            await terminal.follow(file, descriptors[2], partial(_growth, growth), show)
         pieces: Iterator[tuple[bytes, int | bytes]] = (
             of_text(client, run, _text_position(cursor))
             if files.text

@@ -33,7 +33,7 @@ from ..storage.ledger.opening import check_whole, suspect
 from ..storage.ledger.queries import Reader
 from ..storage.ledger.retention import Pruner
 from ..storage.output import OutputFiles
-from ..storage.output.files import remove, remove_old
+from ..storage.output.files import remove, remove_above, remove_old
 
 # ---- The jobs that keep the state directory within bounds, for a thread: old output and rows
 # deleted, pages given back,
@@ -114,6 +114,22 @@ class MaintenanceJobs(Struct, frozen=True):
             )
         if count:
             self._tell(f"deleted {count} output files of runs that ended long ago")
+
+    def bound_output(self, most: int | None) -> None:
+        """Keep the output of each user below `most` bytes."""
+        if most is None:
+            return
+        live = trio.from_thread.run_sync(lambda: frozenset(self.live()))
+        with closing(Reader(open_reader(self.ledger.file.directory))) as reader:
+            count = remove_above(
+                self.output.directory, most,
+                ends=reader.ends, owners=reader.owners, live=live, between=_pause,
+            )  # fmt: skip
+        if count:
+            self._tell(
+                f"deleted {count} output files of the runs that ended first, because those of "
+                f"their user took more than {most} bytes (retention.output_size)"
+            )
 
     def delete_kept(self, age: float | None) -> None:
         """Delete what features keep of runs, as their output."""
@@ -273,6 +289,7 @@ class Maintenance(Struct):
         async with self._deleting.turn():
             # output first, because that frees the room that the other jobs need
             await self._try("output", partial(jobs.delete_output, self.settings.output))
+            await self._try("room", partial(jobs.bound_output, self.settings.output_size))
             await self._try("kept", partial(jobs.delete_kept, self.settings.output))
             await self._try("ledger", partial(jobs.delete_rows, self.settings.ledger))
             await self._try("compaction", jobs.compact)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import trio
+from msgspec.structs import replace
 
 from sfad.config import RetentionConfig
 from sfad.durable import maintenance
@@ -79,6 +80,26 @@ def world(directory: Path, *runs: RunInfo, **settings: Any) -> Iterator[World]:
     opened.close()
     with started(directory) as ledger:
         yield World(ledger, **settings)
+
+
+async def test_the_output_of_each_user_has_a_bound_on_disk(tmp_path: Path) -> None:
+    """The runs that ended first lose theirs; live ones, and those of other users, do not."""
+    mine, other = replace(PLAIN, uid=1000), replace(PLAIN, uid=1001)
+    opened = OpenedLedger(tmp_path)
+    live = run(5, status=Status.RUNNING)
+    infos = [ended(1, 1), ended(2, 3), ended(3, 2), live]
+    opened.upsert([*((info, mine) for info in infos), (ended(4, 6), other)])
+    opened.close()
+    with started(tmp_path) as ledger:
+        it = World(ledger, output_size=5 << 20)
+        for name in ("a1", "a2", "a3", "a4", "a5"):
+            it.write(name, NOW)
+            (it.output.directory / f"{name}.out").write_bytes(os.urandom(2 << 20))
+        it.live = ["a5"]
+        await it.maintenance.look()
+        assert sorted({path.stem for path in it.output.directory.iterdir()}) == ["a1", "a4", "a5"]
+        assert it.trouble == []
+        assert any("retention.output_size" in line for line in it.said)
 
 
 async def test_output_rows_and_events_are_deleted_at_their_ages(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from sfad.protocol import messages as m
 from sfad.protocol.types import Isolation, RunInfo, Status, Worktree
 from tests.conftest import Start
 from tests.harness import Daemon, ended, running, spawn, started, stopped, strays, wait_until
+from tests.tiers import variant
 from tests.users import FIRST, SECOND, as_user, needs_root, open_directory, readable_by_all
 
 pytestmark = pytest.mark.needs("git")
@@ -199,6 +200,20 @@ def test_a_branch_that_cannot_be_made_is_refused(
     before = repository.state()
     assert why in repository.refused(daemon, Worktree(branch=branch))
     assert repository.state() == before
+
+
+@variant
+def test_the_worktrees_of_a_user_have_a_bound_on_the_disk(
+    start: Start, repository: Repository
+) -> None:
+    daemon = start(config='[worktrees]\nsize = "2MiB"\n')
+    first = repository.run(daemon, "head -c 3000000 /dev/urandom > file; sleep 0.1")
+    before = repository.state()
+    assert "your worktrees take more than 2097152 bytes" in repository.refused(daemon)
+    assert "sfactl prune --worktrees" in repository.refused(daemon)
+    assert repository.state() == before
+    again = repository.run(daemon, "test -s file", Worktree(of=first.id))
+    assert again.exit_code == 0, "it works in the one that is there"
 
 
 def test_a_place_without_a_checkout_is_refused(

@@ -1,7 +1,8 @@
 """Each framework's example: of two agents in one process one hits its limit, and the other
 finishes.
 
-On two idle cores the frameworks take a minute to install, and CrewAI another two."""
+On two idle cores the frameworks take a minute to install. CrewAI, with 0.7 GB, takes another two:
+it is tried with SFAD_TEST_FRAMEWORKS=all, in `make everything`."""
 
 from __future__ import annotations
 
@@ -89,6 +90,8 @@ def test_an_example(
     name: str,
     tmp_path: Path,
 ) -> None:
+    if name == "crewai" and os.environ.get("SFAD_TEST_FRAMEWORKS") != "all":
+        pytest.skip("CrewAI is tried with SFAD_TEST_FRAMEWORKS=all: make everything")
     env = real.env | {"OPENAI_API_KEY": "none", "HOME": str(tmp_path)}
     env |= {"CREWAI_DISABLE_TELEMETRY": "true"}
     interpreter = python("crewai" if name == "crewai" else "frameworks")

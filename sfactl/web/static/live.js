@@ -38,7 +38,7 @@ export class Live {
     const source = new EventSource(`/api/stream?${query}`);
     this.source = source;
     this.heard = Date.now();
-    for (const kind of ["runs", "here", "away", "daemon", "events", "output", "trouble", "beat"]) {
+    for (const kind of ["runs", "here", "away", "daemon", "events", "output", "terminal", "trouble", "beat"]) {
       source.addEventListener(kind, (message) => {
         if (source !== this.source) return;
         this.heard = Date.now();

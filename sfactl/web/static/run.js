@@ -10,6 +10,7 @@ import { notice } from "./notify.js";
 import { Plot, overTime } from "./plot.js";
 import { Bar, RunList, markOf } from "./rows.js";
 import { eventLine } from "./events.js";
+import { RunTerminal } from "./terminal.js";
 
 const AGAIN = 1000; // ms between two readings of what a stream does not tell
 const SOON = 3; // seconds after the start within which a first figure leaves nothing unknown
@@ -44,6 +45,7 @@ export function show() {
   const callsPart = h("section", { hidden: true }, h("h2", {}, "Model calls"),
     h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Model calls" }, h("table", {}, h("thead", {}, h("tr", {}, ...["Time", "Model", "In", "Cached", "Out", "USD", "Seconds", "What happened"].map((word) => h("th", { scope: "col" }, word)))), calls)));
   const screen = new Screen();
+  let terminal = null;
   const which = h("select", { id: "stream" }, h("option", { value: "output" }, "stdout"), h("option", { value: "stderr" }, "stderr"));
   const sending = h("div", { hidden: true }, sendForm(() => row));
   const timeline = h("ol", { class: "events" });
@@ -78,6 +80,7 @@ export function show() {
       acts.replaceChildren(...verbs.map((verb) => button(verb, () => row)));
     }
     sending.hidden = !run.verbs.includes("send");
+    terminal?.draw(run);
     if (!run.ended) put(sentence, run.why);
     const path = document.querySelector(".path");
     path.replaceChildren(h("a", { href: "/" }, "Now"), ...(run.parent ? [" / ", run.root !== run.parent ? h("a", { href: runPath(run.root) }, run.root) : null, run.root !== run.parent ? " / … / " : null, h("a", { href: runPath(run.parent) }, run.parent)].filter(Boolean) : []), " / ", run.id);
@@ -226,6 +229,15 @@ export function show() {
       read();
     },
     output: (text) => screen.write(text),
+    terminal: (piece) => {
+      if (!terminal) {
+        terminal = new RunTerminal(() => row);
+        which.hidden = true; // a terminal has one stream
+        screen.element.replaceWith(terminal.element);
+        if (row) terminal.draw(row);
+      }
+      terminal.take(piece);
+    },
     away: () => byId("main").classList.add("away"),
     here: () => byId("main").classList.remove("away"),
   });

@@ -6,6 +6,7 @@ images, takes `CSI < u` for text, and needs four times as long.
 """
 
 import codecs
+import copy
 import re
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -74,8 +75,9 @@ class Harmless:
     questions, which the terminal would answer as if the person had typed it (the holder answers
     them), what resizes, prints or records, other keyboards, and what deletes the scrollback."""
 
-    def __init__(self) -> None:
-        self._tokens = Tokens()
+    def __init__(self, tokens: Tokens | None = None) -> None:
+        """`tokens`: what has divided the stream so far."""
+        self._tokens = tokens or Tokens()
 
     def __call__(self, data: bytes) -> bytes:
         return "".join([_harmless(*token) for token in self._tokens(data)]).encode()
@@ -671,6 +673,11 @@ class Screen:
     def text(self) -> list[str]:
         """Return the lines of the screen without blanks at their ends."""
         return [line.text for line in self.lines]
+
+    def follower(self) -> Harmless:
+        """Return what makes harmless the bytes that come after those that this screen has, which
+        may have ended within a sequence or a character."""
+        return Harmless(copy.deepcopy(self._tokens))
 
     def drawn(self, rows: int | None = None, columns: int | None = None) -> bytes:
         """Return what makes an empty terminal of this size show the same, and be in the same

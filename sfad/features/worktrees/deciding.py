@@ -27,7 +27,7 @@ from ...protocol.types import Isolation, RunId, RunInfo, Worktree
 from ...runs.decided import Parts
 from ...runs.live import Live
 from ...start.prepared import Prepared, Surroundings
-from .feature import WORKTREE, AgentWorktrees, branch_of, slug
+from .feature import WORKTREE, AgentWorktrees, WorktreesConfig, branch_of, slug
 from .record import Record
 from .steps import look_words, step_words
 
@@ -69,6 +69,7 @@ class Worktrees:
         agents = self._heart.section("agents", AgentWorktrees)
         self._agents = {name for name, agent in agents.items() if agent.worktree}
         """Those whose entries give their runs worktrees."""
+        self._most = self._heart.section("worktrees", WorktreesConfig).size
 
     def make(self, p: Prepared, around: Surroundings) -> Awaitable[None] | None:
         """Have git look at the repository of a run that asks for a worktree, or whose agent's entry
@@ -205,7 +206,7 @@ class Worktrees:
         self, asked: Command, branch: str | None, again: bytes, uid: int, user: Credentials | None
     ) -> _Looked:
         command = ContainedCommand(
-            look_words(branch, again), asked.cwd, asked.env, b"", LOOK_SECONDS, user
+            look_words(branch, again, self._most), asked.cwd, asked.env, b"", LOOK_SECONDS, user
         )
         async with self._turns.setdefault(uid, trio.Lock()):
             result = await self._heart.commands.run(command, trio.CancelScope(), operators=False)

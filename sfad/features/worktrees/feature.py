@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
+from ...config_values import SIZE
 from ...feature import Feature, Section
 from ...protocol.types import Worktree
 
@@ -16,6 +17,12 @@ WORKTREE = "worktree"
 class AgentWorktree(Struct, frozen=True, kw_only=True):
     worktree: bool = False
     """Each run works in a git worktree of its own."""
+
+
+class WorktreesConfig(Struct, frozen=True, kw_only=True):
+    size: Annotated[int, Meta(ge=1 << 20, extra=SIZE)] | None = None
+    """Bytes on the disk, of each user. It is measured at each start with a new worktree, for which
+    each file is looked at: so there is none unless it is asked for."""
 
 
 AgentWorktrees = dict[str, AgentWorktree]
@@ -44,7 +51,7 @@ def _shown(worktree: Worktree, live: Any) -> Mapping[str, Any]:
 
 
 FEATURE = Feature(
-    sections=(Section("agents", AgentWorktrees),),
+    sections=(Section("agents", AgentWorktrees), Section("worktrees", WorktreesConfig)),
     decides={WORKTREE: Worktree},
     shows=_shown,
     part="part",

@@ -29,21 +29,25 @@ from .record import Record
 # ---- Before the run is admitted
 
 
-def look_words(branch: str | None, again: bytes) -> list[bytes]:
+def look_words(branch: str | None, again: bytes, most: int | None) -> list[bytes]:
     """Return the command that looks at the repository around its working directory. It prints JSON
-    after `ANSWER`: `error`, or what `worktrees.look` returns."""
+    after `ANSWER`: `error`, or what `worktrees.look` returns. `most`: bytes that the worktrees of
+    the user may take before another is made."""
     return [
         *python_words(__name__, "look"),
         b"=" if branch is None else os.fsencode(f"={branch}"),
         b"1" if branch is None else b"",
         again,
+        b"%d" % (most or 0),
     ]
 
 
 def look(words: Sequence[str]) -> None:
-    branch, default, again = words
+    branch, default, again, most = words
     try:
         found = worktrees.look(os.getcwd(), None if default else branch[1:], again, os.environ)
+        if int(most) and not (again and found.get("whole")):
+            worktrees.check_room(int(most), os.environ)
     except (GitError, OSError) as error:
         found = {"error": str(error)}
     os.write(

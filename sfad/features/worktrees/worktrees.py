@@ -51,6 +51,20 @@ def directory(env: Mapping[str, str]) -> str:
     )
 
 
+def check_room(most: int, env: Mapping[str, str]) -> None:
+    """Raise `GitError` if the worktrees of a user take more than `most` bytes on the disk."""
+    taken = 0
+    for place, directories, names in os.walk(directory(env)):
+        for name in (*directories, *names):
+            with suppress(OSError):  # removed meanwhile
+                taken += os.lstat(os.path.join(place, name)).st_blocks * 512
+        if taken > most:
+            raise GitError(
+                f"your worktrees take more than {most} bytes (worktrees.size): "
+                "sfactl prune --worktrees removes those of ended runs"
+            )
+
+
 # ---- What git knows of the repository of a directory, before anything is made
 
 

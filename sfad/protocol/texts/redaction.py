@@ -11,6 +11,7 @@ for PEM, RFC 3986 section 3.2.1 for URLs.
 """
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 HIDDEN = "***"
@@ -87,6 +88,13 @@ def redacted(text: str) -> str:
             return text
         text = found
     return HIDDEN  # only a text made for it still has something to find
+
+
+def secrets(text: str) -> Iterator[tuple[int, int]]:
+    """Yield where in `text` what looks like a secret begins and ends."""
+    for found in _SECRET.finditer(text):
+        assert found.lastindex is not None
+        yield found.span(found.lastindex)
 
 
 def redacted_end(text: str, most: int) -> str:

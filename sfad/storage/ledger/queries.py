@@ -498,6 +498,12 @@ class Reader:
         rows = self._connection.execute(sql, [number_of(run) for run in runs])
         return {run: at if ended else None for run, ended, at in rows}
 
+    def owners(self, runs: Sequence[RunId]) -> dict[RunId, int | None]:
+        """Return the uids of the owners of these runs. Unknown runs are missing."""
+        marks = ", ".join("?" * len(runs))
+        sql = f"SELECT id, uid FROM runs WHERE number IN ({marks})"  # noqa: S608
+        return dict(self._connection.execute(sql, [number_of(run) for run in runs]))
+
     def last(self, table: str, key: str) -> int:
         """Return the highest number that a row of a table has or had."""
         sql = (

@@ -452,6 +452,43 @@ def remove_old(
     return count
 
 
+def remove_above(
+    directory: Path,
+    most: int,
+    *,
+    ends: Ends,
+    owners: Callable[[Sequence[RunId]], Mapping[RunId, int | None]],
+    live: Collection[RunId],
+    between: Callable[[], object],
+) -> int:
+    """Delete the output files of the runs that ended first of each user whose output takes more
+    than `most` bytes on the disk; return how many. What live runs have counts. `owners` returns
+    users; else as `remove_old`."""
+    taken: dict[RunId, int] = {}
+    for entry in os.scandir(directory):
+        if (run := _run(entry.name)) is not None:
+            with suppress(FileNotFoundError):
+                taken[run] = taken.get(run, 0) + entry.stat(follow_symlinks=False).st_blocks * 512
+    sums: dict[int | None, int] = {}
+    ended: list[tuple[float, RunId, int | None]] = []
+    runs = list(taken)
+    for start in range(0, len(runs), BATCH):
+        batch = runs[start : start + BATCH]
+        known, of = ends(batch), owners(batch)
+        for run in batch:
+            owner, at = of.get(run), known.get(run, 0.0)
+            sums[owner] = sums.get(owner, 0) + taken[run]
+            if run not in live and at is not None:
+                ended.append((at, run, owner))
+        between()
+    removed = 0
+    for _, run, owner in sorted(ended, key=lambda each: each[:2]):
+        if sums[owner] > most:
+            sums[owner] -= taken[run]
+            removed += remove(directory, [run], dry=False, between=between)[0]
+    return removed
+
+
 def remove(
     directory: Path, runs: Collection[RunId], *, dry: bool, between: Callable[[], object]
 ) -> tuple[int, int]:

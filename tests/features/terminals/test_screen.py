@@ -175,6 +175,20 @@ def test_strings_without_an_end() -> None:
     assert given == b"a\x1b[31mred"
 
 
+def test_what_follows_a_screen_goes_on_where_that_ends() -> None:
+    """Within a sequence, or a character."""
+    for data in (b"\x1b[31mred", b"\x1b]0;title\x07text", "ü日".encode()):
+        for at in range(len(data)):
+            screen = Screen(ROWS, COLUMNS)
+            screen.feed(data[:at])
+            rest = screen.follower()(data[at:])
+            screen.feed(data[at:])
+            whole = Harmless()(data)
+            assert whole.endswith(rest)
+            assert b"title" not in rest
+            assert len(rest) + at >= len(whole)
+
+
 def test_what_stays_within_passes() -> None:
     data = b"\x1b[1;31mred\x1b[0m\x1b[5;5H\x1b[2J\x1b[?1049h\x1b[?25l"
     data += b"\x1b[3;9r\x1bM\x1b(0q\x1b(B\x1b[2 q\r\n"
