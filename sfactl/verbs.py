@@ -44,8 +44,11 @@ _LINES = {
         "pause": "Pause runs and everything below them: freeze processes and stop clocks",
         "resume": "Resume paused runs, with a new limit if a limit paused them",
         "limit": "Change the limits of live runs, up or down",
-        "approve": "Approve the increase that a run waits for, and let the run continue",
-        "deny": "Deny the increase that a run waits for, and stop the run",
+        "approve": (
+            "Approve the increase that a run waits for, and let the run continue; or a call of a "
+            "tool"
+        ),
+        "deny": "Deny the increase that a run waits for, and stop the run; or a call of a tool",
         "attach": "Show the terminal of a run, and type into it",
         "send": "Write to the stdin of a run started with --stdin, or type into its terminal",
     },
@@ -61,7 +64,10 @@ _LINES = {
             "how much is used, when they reset, and which runs wait for that"
         ),
         "recommend": "Suggest limits from past successful runs",
-        "report": "Report what a run has used: turns, messages, tokens, cost",
+        "report": (
+            "Report what a run has used: turns, messages, tokens, cost; or that it waits for a "
+            "person"
+        ),
         "reserve": "Reserve what a call to a model may use, before the call",
         "settle": "Replace a reservation with what was used",
     },

@@ -4,5 +4,6 @@
 `typing`   `sfactl send --keys`
 `replay`   the screen of a run, from what it has written
 `viewer`   the terminal of a run in that of the person
+`saying`   an agent program says that it waits for a person
 `printing` the output of a run with a terminal: its text, its screen, its bytes, its recording
 """

@@ -92,13 +92,10 @@ async def test_a_main_process_an_orphan_and_a_group_of_its_own(rig: Rig, program
         "a1", str(programs / "claude"), stdin=(gate := os.open(programs / "gate", os.O_RDWR))
     )
     rig.launch("a2", str(programs / "claude"), parent="a1", stdin=gate)
-    rig.launch(
-        "a3",
-        "sh",
-        "-c",
-        f"(setsid -f {programs}/codex again <{programs}/gate); exec cat",
-        stdin=gate,
-    )
+    os.mkfifo(programs / "orphaned")
+    become = f"read x <{programs}/orphaned; exec setsid {programs}/codex again <{programs}/gate"
+    script = f"(sh -c '{become}' &); echo >{programs}/orphaned; exec cat"
+    rig.launch("a3", "sh", "-c", script, stdin=gate)
     await rig.running("a1", "a2", "a3")
     rig.launcher.watch_agents(NAMES)  # as after a reload of the config
     own = await agent(rig, "a1")
