@@ -4,6 +4,7 @@ really loads."""
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -388,13 +389,21 @@ def test_the_daemon_loads_nothing_of_the_gateways() -> None:
     }  # fmt: skip
 
 
+HELPER = re.compile(r"python_words\(__name__|\bfrom (sfad\.[\w.]+) import main; main\(")
+
+
 def test_what_helpers_load_is_of_the_standard_library() -> None:
     """They are executed by a bare interpreter, which finds no package but this one."""
-    assert not loaded_by("import sfad.processes.helper, sfad.processes.kernel") & {
-        *HEAVY,
-        "msgspec",
-        "typer",
-    }
+    found = {
+        each[1] or name_of(path)
+        for path in modules("sfad")
+        for each in HELPER.finditer(path.read_text())
+    } | {"sfad.processes.kernel"}
+    assert {"sfad.features.worktrees.steps", "sfad.features.isolation.outside"} <= found
+    script = f"import sys; sys.path.append({str(ROOT)!r}); import {', '.join(sorted(found))}"
+    command = [sys.executable, "-I", "-S", "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_protocol_loads_little() -> None:

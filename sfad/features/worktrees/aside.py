@@ -10,8 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-
-from msgspec import Struct
+from dataclasses import dataclass
 
 from ...git.commands import At, git, own, run
 from .private import directory
@@ -25,7 +24,8 @@ _COMMIT = re.compile("[0-9a-f]{40,64}")
 _STASH = re.compile(r"(?:WIP on|On) (\(no branch\)|[^:]+): ")
 
 
-class Aside(Struct):
+@dataclass
+class Aside:
     """One of these."""
 
     words: str
@@ -36,7 +36,8 @@ class Aside(Struct):
     """It goes with the worktree, and the repository does not have it."""
 
 
-class _Move(Struct):
+@dataclass
+class _Move:
     old: str
     new: str
     time: int

@@ -17,11 +17,9 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from shlex import quote
 from typing import Literal
-
-from msgspec import Struct, field
-from msgspec.structs import replace
 
 from ...git import obeyed
 from ...git.commands import SWITCHES, WHOLE, At, GitError, complaint, execute, git, own, raw, run
@@ -62,7 +60,8 @@ class NotLanded(Exception):
         self.files = list(files)
 
 
-class Work(Struct):
+@dataclass
+class Work:
     """What is to land."""
 
     run: str
@@ -86,7 +85,8 @@ class Work(Struct):
         return f"sfactl land {self.run}"
 
 
-class Landed(Struct):
+@dataclass
+class Landed:
     """What has come of it."""
 
     onto: str
@@ -173,7 +173,8 @@ def land(
 # ---- Where it is to land
 
 
-class _Target(Struct):
+@dataclass
+class _Target:
     at: At
     repository: str
     branch: str

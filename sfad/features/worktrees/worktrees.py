@@ -20,9 +20,8 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Self
-
-from msgspec import Struct, field
 
 from ...git import obeyed
 from ...git.commands import (
@@ -604,7 +603,8 @@ def git_files(record: Record) -> str:
     return record.admin or ""
 
 
-class Left(Struct):
+@dataclass
+class Left:
     """What of a run is in its worktree and in no branch but those of runs."""
 
     files: int
@@ -775,7 +775,8 @@ class NotKept(GitError):
     """No commit can have what is there. The message says why."""
 
 
-class Snapshot(Struct):
+@dataclass
+class Snapshot:
     """Everything in a worktree that a commit can have, git-ignored files apart."""
 
     head: str
