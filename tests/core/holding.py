@@ -22,10 +22,11 @@ def check_holds(machine: Machine, now: float) -> None:
         derived = holds_of(run, machine.slots, None, now, moment)
         assert status_of(run, derived) is run.status, (run.id, run.status, derived)
         told = machine.holds(run, now, moment)
-        assert tuple(hold for hold in told if hold.blocks != "call") == derived
+        assert tuple(hold for hold in told if hold.kind != "call") == derived
         for hold in told:
             assert hold.blocks in HOLDS[hold.kind].blocks
             assert hold.words
-            assert hold.clock_stops is (hold.blocks != "call")
+            assert hold.clock_stops is (hold.kind != "call")
         assert run.status not in CLOCKS_STAND or run.clock.since is None
-        assert run.status in PHASES or bool(derived) is (run.status is not Status.RUNNING)
+        waits = any(hold.blocks != "call" for hold in derived)
+        assert run.status in PHASES or waits is (run.status is not Status.RUNNING)

@@ -551,6 +551,12 @@ class MachineAgainstShell(RuleBasedStateMachine):
         self.world.feed(e.LevelSeen(self.world.now, book.run.id, kind, level, refused))
 
     @precondition(lambda self: self.world.live)
+    @rule(data=st.data(), words=st.sampled_from(["", "Bash in /tmp", "Edit in /tmp"]))
+    def person_asked(self, data: st.DataObject, words: str) -> None:
+        """A program asks a person for a call of a tool, or has its answer."""
+        self.world.feed(e.PersonAsked(self.world.now, self.a_book(data).run.id, words))
+
+    @precondition(lambda self: self.world.live)
     @rule(data=st.data(), more=uses(), agent=st.booleans())
     def report(self, data: st.DataObject, more: Use, agent: bool) -> None:
         """An agent or a person reports, whatever the run's status."""
@@ -1022,9 +1028,11 @@ class MachineAgainstShell(RuleBasedStateMachine):
     def clocks_match(self) -> None:
         """A clock counts, and its deadline is armed, exactly while the run is running."""
         for run in self.world.machine.tree:
-            running = run.status is Status.RUNNING
+            running = run.status is Status.RUNNING and not run.asks
             assert (run.clock.since is not None) == running
             mark = self.world.next_mark(self.world.books[run.id])
+            if run.latest.stage_until is not None:
+                mark = min(mark, run.latest.stage_until)
             due = (
                 run.clock.since + mark - run.clock.counted if run.clock.since is not None else None
             )
