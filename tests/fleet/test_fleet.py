@@ -267,11 +267,9 @@ def test_a_placed_run_is_checked_on_its_node(fleet: Daemons) -> None:
     assert n1.sfactl("wait", failed.id).returncode == 6
     assert "checked: true, " in n1.sfactl("why", run.id).stdout
     for name in (run.id, f"n1/{run.id}"):
-        printed = n1.sfactl("logs", "--check", "-f", name).stdout.splitlines()
-        assert [line for line in printed if not line.startswith("── ")] == [
-            "1 on the node",
-            "2 on the node",
-        ]
+        logs = n1.sfactl("logs", "--check", "-f", name)
+        printed = [line for line in logs.stdout.splitlines() if not line.startswith("── ")]
+        assert (printed, logs.stderr) == (["1 on the node", "2 on the node"], "")
     groups = json.loads(n1.sfactl("summary", "--json").stdout)["groups"]
     once = next(each for each in groups if each["key"] == "once")
     assert (once["checked"], once["unchecked"], once["failed"]) == (0, 0, 1)
