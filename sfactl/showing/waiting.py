@@ -12,7 +12,16 @@ from sfad.protocol.kinds import KINDS
 from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.listing import Info, List
 from sfad.protocol.texts.units import counted
-from sfad.protocol.types import ErrorCode, Hold, LimitState, PersonAwaited, RunId, RunInfo, Status
+from sfad.protocol.types import (
+    Approval,
+    ErrorCode,
+    Hold,
+    LimitState,
+    PersonAwaited,
+    RunId,
+    RunInfo,
+    Status,
+)
 
 from .. import output
 from ..connecting.connection import Client, DaemonError
@@ -27,12 +36,17 @@ NEAR = 0.8
 `alerts.limit_share`."""
 
 
+def asked(approval: Approval) -> str:
+    """Return a call of a tool that an agent asks for: `Bash {"command": "make"} in /src`."""
+    what = f"{approval.tool} {' '.join(approval.arguments.split())[:300]}"
+    return f"{output.plain(what)} in {output.plain(approval.cwd)}"
+
+
 def troubles(run: RunInfo, now: datetime, limit_share: float = NEAR) -> Iterator[str]:
     """Yield predicates: `cannot reach its model: the API answered 529 six times`."""
     for each in run.approvals:
-        what = f"{each.tool} {' '.join(each.arguments.split())[:300]}"
         yield (
-            f"asks for approval of {output.plain(what)} in {output.plain(each.cwd)}: "
+            f"asks for approval of {asked(each)}: "
             f"sfactl approve {run.id} {each.call}, or sfactl deny {run.id} {each.call}"
         )
     if run.waiting is not None:

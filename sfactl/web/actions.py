@@ -51,15 +51,29 @@ async def _resume(source: Source, run: str, _body: Body) -> Body:
     )
 
 
-async def _approve(source: Source, run: str, _body: Body) -> Body:
+async def _approve(source: Source, run: str, body: Body) -> Body:
+    if "call" in body:
+        return await _answer(source, run, body, allow=True)
     room = await _room(source, run)
     return _changed(
         (await source.ask(m.Approve(id=0, run=run, limits=room), m.RunReply)).run, room=room
     )
 
 
-async def _deny(source: Source, run: str, _body: Body) -> Body:
+async def _deny(source: Source, run: str, body: Body) -> Body:
+    if "call" in body:
+        return await _answer(source, run, body, allow=False)
     return _changed((await source.ask(m.Deny(id=0, run=run), m.RunReply)).run)
+
+
+async def _answer(source: Source, run: str, body: Body, *, allow: bool) -> Body:
+    """Answer an agent that asks for the call of a tool which the page has shown."""
+    from sfad.features.approvals.messages import AnswerApproval  # of a feature: it may not be there
+
+    call, message = _text(body, "call"), _text(body, "message")
+    wanted = AnswerApproval(id=0, run=run, call=call, allow=allow, message=message)
+    await source.ask(wanted, m.Done)
+    return {"said": f"{call} of {run} is {'allowed' if allow else 'denied'}"}
 
 
 async def _room(source: Source, run: str) -> list[Limit]:

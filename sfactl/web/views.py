@@ -31,7 +31,7 @@ from .. import output
 from ..options import limits
 from ..options.limits import fullest
 from ..output import percent, plain
-from ..showing.waiting import of, share
+from ..showing.waiting import asked, of, share
 from ..top.table import RunTable, remark
 
 LONGEST = 400
@@ -78,7 +78,8 @@ def verbs(run: RunInfo) -> list[str]:
     if run.status is Status.PAUSED:
         return ["resume", "limit", "stop", *send]
     if run.status is Status.RUNNING:
-        return ["stop", "pause", "limit", *send]
+        answer = ["approve", "deny"] if run.approvals else []
+        return [*answer, "stop", "pause", "limit", *send]
     return ["stop"] if run.status is Status.STOPPING else ["stop", "limit"]
 
 
@@ -133,7 +134,19 @@ def row(run: RunInfo, table: RunTable, now: datetime) -> dict[str, Any]:
         "rank": table.rank(run),
         "why": remark(run, table.limit_share, now)[:LONGEST],
         "verbs": verbs(run),
+        "call": asked_call(run),
     }
+
+
+def asked_call(run: RunInfo) -> dict[str, str] | None:
+    """Return the call of a tool that the agent of a run asks for first, unless the run itself waits
+    for an answer."""
+    first = next(iter(run.approvals), None)
+    return (
+        None
+        if first is None or output.waits_for_approval(run)
+        else {"call": first.call, "words": asked(first)}
+    )
 
 
 def alone(run: RunInfo, limit_share: float) -> dict[str, Any]:

@@ -9,7 +9,7 @@ export const VERBS = {
 };
 
 const HINTS = {
-  approve: "Let it go on, with twice the limit. Limit sets another number first.",
+  approve: "Allow what it asks for: twice its limit (Limit sets another number first), or a call of a tool, which is shown first.",
   resume: "Let it go on. A limit that has paused it is doubled; Limit sets another number first.",
 };
 
@@ -20,6 +20,7 @@ export function button(verb, row = null) {
 }
 
 export async function act(verb, run, from) {
+  if (run.call && (verb === "approve" || verb === "deny")) return answer(verb, run, run.call);
   if (verb === "stop") return ask(verb, run, ["Stop ", ...who(run), await below(run), "? Its processes get SIGTERM, and SIGKILL after the grace."]);
   if (verb === "deny") return ask(verb, run, ["Deny more to ", ...who(run), "? It is stopped."]);
   if (verb === "land") return ask(verb, run, ["Land the work of ", ...who(run), "? It is committed, and merged into the branch that is checked out where the run was started."]);
@@ -137,6 +138,15 @@ async function changeLimits(run) {
     const limits = Object.fromEntries([...form].map(([kind, value]) => [kind, value.trim()]).filter(([, value]) => value));
     return carryOut("limit", run, { limits });
   });
+}
+
+/** Allow or deny the call of a tool that is shown, whatever the run asks for by then. */
+function answer(verb, run, { call, words }) {
+  const content = [h("p", {}, said(words))];
+  if (verb === "deny") content.push(field("answer", { label: "message", hint: "What the agent is told" }));
+  dialog([`${VERBS[verb]} ${call} of `, ...who(run), "?"], content, VERBS[verb], (form) =>
+    carryOut(verb, run, { call, message: form.get("answer") ?? "" }),
+  );
 }
 
 function send(run) {

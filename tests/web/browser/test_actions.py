@@ -13,6 +13,7 @@ from playwright.sync_api import Page, expect
 from sfad.protocol import messages as m
 from sfad.protocol.types import Action, Limit, LimitKind, RunInfo, Status
 from tests.e2e.test_worktrees import Repository
+from tests.features.approvals.test_approvals import answer, asking
 from tests.harness import Daemon, ended, started, wait_until
 from tests.web.console import Console
 
@@ -151,6 +152,25 @@ def test_deny_asks_and_stops(watched: Daemon, page: Page) -> None:
     with watched.client() as client:
         assert "denied" in str(ended(client, run).reason)
     expect(page.get_by_role("button", name="Deny")).to_have_count(0)
+
+
+def test_a_call_of_a_tool_is_shown_and_answered(watched: Daemon, page: Page) -> None:
+    allowed, denied = asking(watched), asking(watched)
+    page.goto("/")
+    page.locator(f'[data-run="{allowed}"]').get_by_role("button", name="Approve").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text('Bash {"command": "make"')
+    dialog.get_by_role("button", name="Approve").click()
+    expect(page.get_by_text(f"call-1 of {allowed} is allowed")).to_be_visible()
+    assert answer(watched, allowed)["behavior"] == "allow"
+    page.goto(f"/runs/{denied}")
+    page.get_by_role("button", name="Deny").click()
+    expect(dialog).to_contain_text("What the agent is told")
+    dialog.get_by_label("message").fill("use the tests")
+    dialog.get_by_role("button", name="Deny").click()
+    expect(page.get_by_role("button", name="Deny")).to_have_count(0)
+    assert answer(watched, denied) == {"behavior": "deny", "message": "use the tests"}
+    assert info(watched, denied).status is Status.RUNNING
 
 
 def test_a_message_reaches_stdin(watched: Daemon, page: Page) -> None:
