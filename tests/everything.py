@@ -80,8 +80,8 @@ REST = (
 
 LONGER = (
     Part(
-        "each agent on each road",
-        [*SUITE, "tests/real_agents/test_matrix.py"],
+        "each agent on each road, and in a terminal",
+        [*SUITE, "tests/real_agents/test_matrix.py", "tests/real_agents/test_terminals.py"],
         {"SFAD_TEST_AGENTS": "all"},
         needs=("node", "npm"),
     ),
