@@ -129,6 +129,8 @@ class FileVerbs(Struct, frozen=True):
 
         def here(reply: m.Reply) -> m.Reply:
             more = {"asked": self._fleet.node} if isinstance(reply, FilesPacked) else {}
+            if isinstance(getattr(reply, "run", None), str):
+                more["run"] = run.id  # what the client asks next about it comes here
             return replace(reply, id=asker.id, **more)
 
         asker.later(ask, here)
