@@ -72,7 +72,7 @@ def test_a_hook_of_claude(desk: MakeDesk) -> None:
 
 
 def test_notify_of_codex(desk: MakeDesk) -> None:
-    at = desk(codex=[Say("Shall I go on?")])
+    at = desk(codex=[Say("Shall I go on?")] * 5)  # it asks for more than the answer
     notify = 'notify=["sfactl", "report", "--waiting"]'
     words = [*CODEX.in_terminal[:-1], "-c", notify, CODEX.in_terminal[-1]]
     run = at.sfactl("spawn", "--terminal", "--timeout", "10m", "--", *words).stdout.strip()
