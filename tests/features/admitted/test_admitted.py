@@ -322,16 +322,24 @@ def test_exactly_as_many_as_the_budget_allows(daemon: Daemon) -> None:
 # ---- Ends of the program, and of the daemon
 
 
+def words(real: harness.Daemon, *how: str) -> list[str]:
+    """Return the command of the program, which works in any directory."""
+    code = (
+        f"import runpy, sys; sys.path[:0] = {sys.path!r}; "
+        "runpy.run_module('tests.features.admitted.program', run_name='__main__')"
+    )
+    return [sys.executable, "-c", code, str(real.socket), *how]
+
+
 @contextmanager
 def program(
     real: harness.Daemon, *how: str
 ) -> Iterator[tuple[subprocess.Popen[bytes], str, str, int]]:
     """Yield a program, its agent, the run below that, and the process that it has forked."""
-    words = [sys.executable, "-m", "tests.features.admitted.program", str(real.socket), *how]
-    root = Path(__file__).parents[3]
     process = subprocess.Popen(
-        words, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=real.env
-    )
+        words(real, *how), cwd=real.state_dir, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        env=real.env,
+    )  # fmt: skip
     child = 0
     try:
         assert process.stdout is not None
@@ -432,9 +440,8 @@ def test_a_program_that_is_gone_when_the_daemon_is_back(real: harness.Daemon) ->
 
 def test_an_agent_within_a_run_is_its_child(real: harness.Daemon, daemon: Daemon) -> None:
     """It ends with that; the program is a process of it."""
-    words = [sys.executable, "-m", "tests.features.admitted.program", str(real.socket), "deaf"]
-    root = str(Path(__file__).parents[3])
-    outer = daemon.spawn(words, name="outer", cwd=root, limits={"time": "1h"})
+    command = words(real, "deaf")
+    outer = daemon.spawn(command, name="outer", cwd=str(real.state_dir), limits={"time": "1h"})
     output = outer.logs(follow=True)
     agent = daemon.run(next(output).decode().split()[0])
     info = agent.info()
