@@ -37,7 +37,7 @@ demo: $(PRODUCT) ## see a tree of agents refused, limited and stopped, in under 
 	$(BIN)/sfactl demo
 
 # mypy runs beside the tests, because it needs half a minute in a fresh clone; its output comes after theirs
-test: $(TESTS) ## lint, types, and tests that need only Python and this kernel (under six minutes on two cores)
+test: $(TESTS) ## lint, types, and tests that need only Python and this kernel (five minutes on two cores)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@$(BIN)/mypy >$(VENV)/types.log 2>&1 & types=$$!; \
