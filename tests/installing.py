@@ -116,7 +116,7 @@ def homes(place: Path) -> dict[str, str]:
 
 @contextmanager
 def surroundings(programs: Path, place: Path) -> Iterator[tuple[dict[str, str], Path]]:
-    """Give an environment in which a daemon is nobody else's, and an empty directory."""
+    """Give the environment of a daemon of its own, and an empty directory."""
     with tempfile.TemporaryDirectory(dir=place) as directory:
         home, empty = Path(directory) / "home", Path(directory) / "empty"
         home.mkdir()

@@ -36,17 +36,21 @@ NEAR = 0.8
 `alerts.limit_share`."""
 
 
-def asked(approval: Approval) -> str:
-    """Return a call of a tool that an agent asks for: `Bash {"command": "make"} in /src`."""
-    what = f"{approval.tool} {' '.join(approval.arguments.split())[:300]}"
-    return f"{output.plain(what)} in {output.plain(approval.cwd)}"
+def asked(approval: Approval, most: int | None = None) -> str:
+    """Return a call of a tool that an agent asks for: `Bash {"command": "make"} in /src`. `most`:
+    characters of its arguments; that more are left out is said."""
+    words = " ".join(approval.arguments.split())
+    more = 0 if most is None else max(0, len(words) - most)
+    if more:
+        words = f"{words[:most]}… ({more} characters more: sfactl info)"
+    return f"{output.plain(f'{approval.tool} {words}')} in {output.plain(approval.cwd)}"
 
 
 def troubles(run: RunInfo, now: datetime, limit_share: float = NEAR) -> Iterator[str]:
     """Yield predicates: `cannot reach its model: the API answered 529 six times`."""
     for each in run.approvals:
         yield (
-            f"asks for approval of {asked(each)}: "
+            f"asks for approval of {asked(each, 300)}: "
             f"sfactl approve {run.id} {each.call}, or sfactl deny {run.id} {each.call}"
         )
     if run.waiting is not None:

@@ -16,8 +16,7 @@ Blocks = tuple[Blocked, ...]
 
 class HoldKind(Struct, frozen=True):
     blocks: Blocks
-    """What a hold of this kind may block. The clock of the run stands, unless only calls of its
-    model wait."""
+    """What a hold of this kind may block."""
     means: str
     """Why the run waits."""
     ends: str
@@ -29,6 +28,8 @@ class HoldKind(Struct, frozen=True):
     """How `Hold.until` is told, if it is known."""
     told: str = "{words}{until}"
     """How people are told of it: `words` and `command` of the hold, and `until` as above."""
+    clock_stops: bool = True
+    """Whether the clock of the run stands."""
 
 
 _START: Blocks = ("start",)
@@ -113,7 +114,7 @@ HOLDS: dict[str, HoldKind] = {
     "call": HoldKind(
         _CALL, "model calls wait for others to end, or for their rate",
         "their turn comes, or gateway.wait is over", "a model call waits",
-        told="{words}{until} ({command})",
+        told="{words}{until} ({command})", clock_stops=False,
     ),
 }  # fmt: skip
 """By `Hold.kind`."""

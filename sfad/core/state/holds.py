@@ -78,7 +78,7 @@ def _hold(
         ends=spec.ends,
         since=None if since is None else moment(since),
         until=None if until is None else moment(until),
-        clock_stops=blocks != "call" or kind == "tool",
+        clock_stops=spec.clock_stops,
         command=command,
         limit_kind=limit_kind,
     )

@@ -85,7 +85,7 @@ class Approvals:
         shown = Approval(
             call=f"call-{number}",
             tool=_one_line(request.tool)[:200],
-            arguments=redacted(clean(request.arguments.encode(errors="replace")))[:MOST_SHOWN],
+            arguments=_cut(redacted(clean(request.arguments.encode(errors="replace"))), MOST_SHOWN),
             cwd=_one_line(request.cwd)[:1000],
             since=wall_clock(),
         )
@@ -159,7 +159,13 @@ def _one_line(text: str) -> str:
 def _in_words(one: Approval) -> str:
     """Return `Bash {"command": "make"} in /home/ann (call-1)`."""
     place = f" in {one.cwd}" if one.cwd else ""
-    return f"{one.tool} {_one_line(one.arguments)[:300]}{place} ({one.call})"
+    return f"{one.tool} {_cut(_one_line(one.arguments), 300)}{place} ({one.call})"
+
+
+def _cut(text: str, most: int) -> str:
+    """Return at most so many characters, and how many are left out: what is allowed unseen."""
+    more = len(text) - most
+    return text if more <= 0 else f"{text[:most]}… ({more} characters more)"
 
 
 def part(heart: Heart) -> Part:

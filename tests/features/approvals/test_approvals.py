@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from typing import Any
 
+from sfactl.showing.waiting import asked
+from sfad.protocol.types import Approval
 from tests.conftest import Start
 from tests.harness import PYTHON, Daemon, wait_until
 
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
 ASKS = """
 {{
 echo '{{"jsonrpc":"2.0","id":1,"method":"initialize","params":{{"protocolVersion":"2025-06-18","capabilities":{{}},"clientInfo":{{"name":"t","version":"1"}}}}}}'
@@ -47,9 +51,9 @@ def test_a_call_is_allowed(start: Start) -> None:
     daemon = start()
     run = asking(daemon, "--limit", "silence=1s", "--limit", "time=60s")
     found = info(daemon, run)
-    (asked,) = found["approvals"]
-    assert (asked["call"], asked["tool"]) == ("call-1", "Bash")
-    assert "sk-ant-abcdefghij" not in asked["arguments"]
+    (call,) = found["approvals"]
+    assert (call["call"], call["tool"]) == ("call-1", "Bash")
+    assert "sk-ant-abcdefghij" not in call["arguments"]
     (hold,) = found["holds"]
     assert (hold["kind"], hold["blocks"], hold["clock_stops"]) == ("tool", "call", True)
     assert found["status"] == "running"
@@ -83,3 +87,12 @@ def test_a_call_is_denied(start: Start) -> None:
     inside = daemon.sfactl("run", "--", *f"{PYTHON} -m sfactl approve {run} call-1".split())
     assert inside.returncode == 77
     daemon.sfactl("stop", run)
+
+
+def test_what_is_left_out_is_said() -> None:
+    """Nobody allows the end of a command unseen."""
+    hidden = Approval(
+        call="call-1", tool="Bash", arguments="x" * 400 + "; rm -rf /", cwd="/", since=NOW
+    )
+    assert "; rm -rf /" in asked(hidden)
+    assert "(110 characters more: sfactl info) in /" in asked(hidden, 300)
