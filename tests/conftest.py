@@ -117,6 +117,7 @@ for remains."""
 
 
 _OUTSIDE = pytest.StashKey[Outside]()
+_LEFT = pytest.StashKey[list[str]]()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -183,7 +184,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail if the suite as a whole has left processes, cgroups or files behind, or has touched
     files of the person."""
     close_templates(all_=True)
-    left = [] if _WORKER else _remains(session.config)
+    left = session.config.stash[_LEFT] = [] if _WORKER else _remains(session.config)
     if left and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -194,7 +195,7 @@ def pytest_terminal_summary(
     """Report them, or that there are none."""
     terminalreporter.section("left behind")
     terminalreporter.write_line(
-        "\n".join(_remains(config)) or "nothing: no process, no cgroup, no file"
+        "\n".join(config.stash.get(_LEFT, [])) or "nothing: no process, no cgroup, no file"
     )
     config.stash[_OUTSIDE].close()
     if failures := config.getoption("--failures"):
@@ -202,6 +203,12 @@ def pytest_terminal_summary(
         failures.write_text(
             "".join(f"{name}\n" for name in dict.fromkeys(report.nodeid for report in reports))
         )
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Say last that something was left behind: the line before it may tell of passed tests only."""
+    if left := config.stash.get(_LEFT, []):
+        print("LEFT BEHIND, so the session has failed:", *left, sep="\n  ", flush=True)
 
 
 def _remains(config: pytest.Config) -> list[str]:
