@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import sysconfig
 from collections.abc import Iterator
 from contextlib import suppress
