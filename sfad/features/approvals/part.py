@@ -1,4 +1,4 @@
-"""What a daemon does of this: it keeps what agents ask until a person has answered, holds their
+"""The part in a daemon: it keeps what agents ask until a person has answered, holds their
 runs meanwhile, and tells of it.
 
 Agent programs ask again and again while they wait, so what is asked survives a daemon that is
