@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from sfactl.showing.waiting import asked
@@ -62,9 +63,12 @@ def test_a_call_is_allowed(start: Start) -> None:
     assert "asks for approval" in daemon.sfactl("list").stdout
     wrong = daemon.sfactl("approve", run, "call-2")
     assert "it asks for: call-1" in wrong.stderr
+    daemon.reexecute()
     daemon.kill()
     daemon.restart()
-    wait_until(lambda: info(daemon, run)["approvals"], "it asks again")
+    after = info(daemon, run)
+    assert after["approvals"] == [call], "the same call has the same number"
+    assert after["deadline"] is None
     assert daemon.sfactl("approve", run, "call-1").stdout == "call-1 of a1 is allowed\n"
     assert answer(daemon, run)["behavior"] == "allow"
     assert answer(daemon, run)["updatedInput"]["command"] == "make"
@@ -72,9 +76,72 @@ def test_a_call_is_allowed(start: Start) -> None:
     assert info(daemon, run)["deadline"] is not None
     lines = daemon.sfactl("events", "--json").stdout.splitlines()
     events = [each for each in map(json.loads, lines) if each["type"].startswith("approval_")]
-    assert [each["severity"] for each in events] == ["medium", "medium", "low"]
+    assert [each["severity"] for each in events] == ["medium", "low"]
     assert "Bash" in events[0]["message"]
     daemon.sfactl("stop", run)
+
+
+AGAIN = """
+for key in one one two; do
+    {python} -c 'import sys
+from sfactl.connecting.connection import connect
+from sfad.features.approvals.messages import ApprovalAnswer, AskApproval
+with connect(None) as client:
+    ask = AskApproval(id=0, key=sys.argv[1], tool="Bash")
+    print(client.call(ask, ApprovalAnswer).state, flush=True)' "$key"
+    n=$((n + 1)); until [ -e go-$n ]; do sleep 0.05; done
+done
+"""
+
+
+def test_an_answer_is_for_one_call(start: Start, tmp_path: Path) -> None:
+    """It is there for a program that asks again after a restart, and for no other call."""
+    daemon = start()
+    script = AGAIN.format(python=PYTHON)
+    run = daemon.sfactl("spawn", "--cwd", str(tmp_path), "--", "sh", "-c", script).stdout.strip()
+    wait_until(lambda: info(daemon, run)["approvals"], "it asks")
+    daemon.sfactl("approve", run, "call-1")
+    wait_until(lambda: daemon.output(run) == "allowed\n", "it has the answer")
+    daemon.kill()
+    daemon.restart()
+    (tmp_path / "go-1").touch()
+    wait_until(lambda: daemon.output(run) == "allowed\n" * 2, "it has the answer again")
+    daemon.kill()
+    daemon.restart()
+    (tmp_path / "go-2").touch()
+    (call,) = wait_until(lambda: info(daemon, run)["approvals"], "it asks for another")
+    assert call["call"] == "call-2"
+    assert daemon.sfactl("deny", run, "call-1").returncode != 0
+    daemon.sfactl("stop", run)
+
+
+HOOK = """
+echo '{{"hook_event_name": "PermissionRequest", "tool_name": "Bash", "cwd": "/srv",
+"tool_input": {{"command": "make"}}}}' | {sfactl} ask
+"""
+
+
+def test_a_hook_asks(start: Start) -> None:
+    daemon = start()
+    script = HOOK.format(sfactl=f"{PYTHON} -m sfactl")
+    runs = [daemon.sfactl("spawn", "--", "sh", "-c", script).stdout.strip() for _ in range(2)]
+    (call,) = wait_until(lambda: info(daemon, runs[0])["approvals"], "it asks")
+    assert (call["tool"], call["cwd"]) == ("Bash", "/srv")
+    assert json.loads(call["arguments"]) == {"command": "make"}
+    daemon.sfactl("approve", runs[0], "call-1")
+    wait_until(lambda: info(daemon, runs[1])["approvals"], "the other asks")
+    daemon.sfactl("deny", runs[1], "call-1", "--message", "never that")
+    assert daemon.sfactl("wait", *runs).returncode == 0
+    decisions = [json.loads(daemon.output(run))["hookSpecificOutput"]["decision"] for run in runs]
+    assert decisions == [{"behavior": "allow"}, {"behavior": "deny", "message": "never that"}]
+
+
+def test_a_hook_that_is_no_hook(start: Start) -> None:
+    daemon = start()
+    for text, why in (("x", "is not the JSON of a hook"), ("{}", "its hook PermissionRequest")):
+        done = daemon.sfactl("run", "--", "sh", "-c", f"echo '{text}' | {PYTHON} -m sfactl ask")
+        assert done.returncode == 2, done
+        assert why in done.stderr
 
 
 def test_a_call_is_denied(start: Start) -> None:
