@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 
 from tests.harness import wait_until
-from tests.real_agents.clis import CLAUDE, CODEX, Cli
+from tests.real_agents.clis import CLIS
 from tests.real_agents.conftest import MakeDesk
 from tests.real_agents.desk import Desk
 from tests.real_agents.script import Say, Shell
 
-WORDS = {
-    CLAUDE: ("claude", "-p", "go", "--output-format", "stream-json", "--verbose",
-             "--permission-mode", "default"),
-    CODEX: ("codex", "exec", "--json", "--skip-git-repo-check", "go"),
+STARTS = {
+    "claude": ("--", "claude", "-p", "go", "--output-format", "stream-json", "--verbose",
+               "--permission-mode", "default"),
+    "codex": ("--", "codex", "exec", "--json", "--skip-git-repo-check", "go"),
+    "codex by its name": ("codex", "go", "--skip-git-repo-check"),
 }  # fmt: skip
 
 
@@ -33,12 +34,12 @@ def asks(at: Desk, run: str) -> dict[str, Any]:
     return asked
 
 
-@pytest.mark.parametrize("cli", WORDS, ids=lambda cli: cli.name)
-def test_a_person_allows_and_denies(desk: MakeDesk, cli: Cli) -> None:
+@pytest.mark.parametrize("how", STARTS)
+def test_a_person_allows_and_denies(desk: MakeDesk, how: str) -> None:
+    cli = CLIS[how.split()[0]]
     calls = [Shell("touch allowed", escalated=True), Shell("touch denied", escalated=True)]
     at = desk(**{cli.name: [*calls, Say("Done.")]})
-    words = ["--approvals", "--timeout", "10m", "--", *WORDS[cli]]
-    started = at.sfactl("spawn", *words)
+    started = at.sfactl("spawn", "--approvals", "--timeout", "10m", *STARTS[how])
     assert started.returncode == 0, started.stderr
     run = started.stdout.strip()
     asked = asks(at, run)

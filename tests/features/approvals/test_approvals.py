@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from sfactl.showing.waiting import asked
 from sfad.protocol.types import Approval
@@ -134,6 +138,47 @@ def test_a_hook_asks(start: Start) -> None:
     assert daemon.sfactl("wait", *runs).returncode == 0
     decisions = [json.loads(daemon.output(run))["hookSpecificOutput"]["decision"] for run in runs]
     assert decisions == [{"behavior": "allow"}, {"behavior": "deny", "message": "never that"}]
+
+
+CODEX = """#!{python}
+import hashlib, json, subprocess, sys, tomllib
+settings = tomllib.loads("\\n".join(
+    word for at, word in enumerate(sys.argv) if sys.argv[at - 1] == "-c"))["hooks"]
+(group,), (state,) = settings["PermissionRequest"], settings["state"].values()
+hooks = [{{**group["hooks"][0], "async": False}}]
+identity = {{"event_name": "permission_request", "hooks": hooks}}
+text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
+assert state["trusted_hash"] == "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+for asks in ({{"hook_event_name": "PermissionRequest", "tool_name": "Bash"}}, "nonsense"):
+    done = subprocess.run(
+        group["hooks"][0]["command"], shell=True, input=json.dumps(asks), capture_output=True,
+        text=True)
+    print(done.returncode, "allow" in done.stdout, "no person" in done.stderr)
+print(sys.argv.index("exec") < sys.argv.index("--approve-for-me"), sys.argv[-1])
+"""
+
+
+@pytest.mark.parametrize("words", [["--", "codex", "exec", "go"], ["codex", "go"]])
+def test_codex_is_given_the_hook(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    """Trusted by the hash of Codex. A hook that fails denies."""
+    program = tmp_path / "codex"
+    program.write_text(CODEX.format(python=sys.executable))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    daemon = start()
+    run = daemon.sfactl("spawn", "--approvals", *words).stdout.strip()
+    wait_until(lambda: info(daemon, run)["approvals"], "it asks")
+    daemon.sfactl("approve", run, "call-1")
+    assert daemon.sfactl("wait", run).returncode == 0, daemon.errors(run)
+    assert daemon.output(run) == "0 True False\n2 False True\nTrue go\n"
+
+
+def test_a_program_that_cannot_ask(start: Start) -> None:
+    refused = start().sfactl("spawn", "--approvals", "--", "gemini", "go")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "it works with claude and codex" in refused.stderr
 
 
 def test_a_hook_that_is_no_hook(start: Start) -> None:
