@@ -2,6 +2,7 @@
 before each call.
 
 `proxy`           the connections of agents
+`hangup_watch`    tells when agents hang up
 `exchange`        one request: whose it is, whether its tree can pay for it, and the reply as it
                   comes; what `sfactl doctor` asks
 `call_tally`      what a call has used, read from its reply while that passes, within bounds of

@@ -5,7 +5,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from functools import lru_cache, partial
 from http import HTTPStatus
@@ -420,12 +420,22 @@ class _WithoutUsage(_Relay):
 
 class Exchange:
     def __init__(
-        self, shared: Shared, http: HttpConnection, request: h11.Request, caller: Caller | None
+        self,
+        shared: Shared,
+        http: HttpConnection,
+        request: h11.Request,
+        caller: Caller | None,
+        scope: trio.CancelScope,
+        nursery: trio.Nursery,
     ) -> None:
+        """`scope`: that of the connection. `nursery`: of what goes on meanwhile, such as to give
+        the client the rest of a piece."""
         self._shared = shared
         self._http = http
         self._request = request
         self._caller = caller
+        self._scope = scope
+        self._nursery = nursery
         self._method = request.method.decode("ascii")
         self._headers = request.headers.raw_items()
         self._rejected = False
@@ -434,10 +444,6 @@ class Exchange:
         """The reply tells its usage only because the gateway has asked for it."""
         self._room = 0
         """Bytes of memory that what the client has not taken may fill."""
-        self._gone = False
-        """The client has hung up."""
-        self._meanwhile: trio.Nursery | None = None
-        """Of what goes on while the request is answered."""
         self._flushing = False
         self._is_known = False
         """The run was found for an earlier request of the connection."""
@@ -588,9 +594,14 @@ class Exchange:
     ) -> None:
         with self._shared.memory.space(found_run.run, self._user) as space:
             raw = await self._body(space)
-            await self._while_there(
-                partial(self._answer, found_run, upstream, api, route, raw, space)
-            )
+            # a client that hangs up has no other use for its connection
+            self._http.working = self._scope
+            if self._http.hung_up:
+                self._scope.cancel()
+            try:
+                await self._answer(found_run, upstream, api, route, raw, space)
+            finally:
+                self._http.working = None
 
     async def _answer(
         self,
@@ -781,49 +792,25 @@ class Exchange:
             yield
         except BaseException as error:
             if record is not None:
-                hung_up = self._gone and isinstance(error, trio.Cancelled)
+                hung_up = self._http.hung_up and isinstance(error, trio.Cancelled)
                 record.broken(ClientGoneError(_HUNG_UP) if hung_up else error)
             raise
         finally:
             if record is not None:
                 record.settle()
 
-    async def _while_there(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Do work, and cancel it when the client hangs up. Raises `ClientGoneError` then.
-
-        There is one nursery for the whole answer: each costs as much as sending a request."""
-        failure: Exception | None = None
-        async with trio.open_nursery() as self._meanwhile:
-            scope = self._meanwhile.cancel_scope
-            self._meanwhile.start_soon(self._cancel_when_gone, scope)
-            try:
-                await work()
-            except Exception as error:  # noqa: BLE001 - raised below, not as a group of one
-                failure = error
-            scope.cancel()
-        if failure is not None:
-            raise failure
-        if self._gone:
-            raise ClientGoneError(_HUNG_UP)
-
-    async def _cancel_when_gone(self, scope: trio.CancelScope) -> None:
-        await self._http.gone()
-        self._gone = True
-        scope.cancel()
-
     def _flush_meanwhile(self) -> None:
         """Have the client given what it has not taken, as soon as it takes it."""
-        if self._http.unsent and not self._flushing and self._meanwhile is not None:
+        if self._http.unsent and not self._flushing:
             self._flushing = True
-            self._meanwhile.start_soon(self._flush, self._meanwhile.cancel_scope)
+            self._nursery.start_soon(self._flush)
 
-    async def _flush(self, scope: trio.CancelScope) -> None:
+    async def _flush(self) -> None:
         try:
             await self._http.flush()
             self._flushing = False
         except ClientGoneError:
-            self._gone = True
-            scope.cancel()
+            self._http.hang_up()
 
     async def _forward(
         self,
