@@ -197,7 +197,7 @@ class HttpConnection:
 
     async def _receive(self) -> None:
         try:
-            self._http.receive_data(await streams.read(self.stream, _PIECE))
+            self._http.receive_data(await streams.read(self.stream.socket, _PIECE))
         except (trio.BrokenResourceError, h11.RemoteProtocolError) as error:
             raise ClientGoneError(str(error)) from error
 
@@ -208,5 +208,5 @@ class HttpConnection:
     def _put(self, event: h11.Event) -> None:
         data = self._http.send(event) or b""
         if data and not self._unsent:
-            data = data[streams.write(self.stream, data) :]
+            data = data[streams.write(self.stream.socket, data) :]
         self._unsent += data

@@ -6,10 +6,10 @@ import os
 import trio
 
 
-async def read(stream: trio.SocketStream, most: int) -> bytes:
+async def read(sock: trio.socket.SocketType, most: int) -> bytes:
     """Wait for bytes, and return at most so many, `b""` at the end. Raises
     `trio.BrokenResourceError`."""
-    descriptor = stream.socket.fileno()
+    descriptor = sock.fileno()
     while True:
         await trio.lowlevel.wait_readable(descriptor)
         try:
@@ -20,10 +20,10 @@ async def read(stream: trio.SocketStream, most: int) -> bytes:
             raise trio.BrokenResourceError(error.strerror) from error
 
 
-def write(stream: trio.SocketStream, data: bytes) -> int:
+def write(sock: trio.socket.SocketType, data: bytes) -> int:
     """Send what the other end takes at once, and return how much that is. Without a switch of
     tasks, so that it is not late."""
     try:
-        return os.write(stream.socket.fileno(), data)
+        return os.write(sock.fileno(), data)
     except OSError:  # it takes nothing now, or has gone: who sends the rest finds out
         return 0

@@ -12,6 +12,7 @@ before each call.
 `apis`            the formats of the providers: what a call asks for, what its reply has used
 `subscription_reading`    what calls and their replies tell of a subscription's windows
 `local_models`    which upstreams serve a local model, which is free
+`upstream_connections`    connections to upstreams, kept for later calls
 `upstreams`       where calls go, which certificates are trusted, and what is changed in heads
 `egress`          the proxy of isolated runs, to hosts that are no model
 `egress_rules`    which hosts those are

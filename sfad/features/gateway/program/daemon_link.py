@@ -270,7 +270,7 @@ class DaemonLink:
         `_send_rest`. Without a switch of tasks: three messages are sent for each call."""
         sent = 0
         if not self._unsent and self._stream is not None:
-            sent = streams.write(self._stream, frame)
+            sent = streams.write(self._stream.socket, frame)
         if sent < len(frame):
             self._unsent += frame[sent:]
             self._waiting.unpark_all()
@@ -303,7 +303,7 @@ class DaemonLink:
                 del self._open[open_.request.id]
             else:
                 self._write(m.pack_message(open_.request))
-        receive = partial(streams.read, stream, _PIECE)
+        receive = partial(streams.read, stream.socket, _PIECE)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._send_rest, stream, nursery.cancel_scope)
             try:
