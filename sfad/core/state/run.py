@@ -778,15 +778,6 @@ class Run(State):
 _PARTS = attrgetter(*State.__match_args__)
 
 
-def mermaid() -> str:
-    """Return the table as a Mermaid state diagram, for the docs."""
-    lines = ["stateDiagram-v2", "    [*] --> accepted"]
-    lines += [f"    {old} --> {new}" for old, news in TRANSITIONS.items() for new in sorted(news)]
-    lines += [f"    {status} --> [*]" for status in sorted(ENDED)]
-    lines += [f"    [*] --> {status}" for status in Status if status.rejected]
-    return "\n".join(lines) + "\n"
-
-
 # ---- Run numbers as text: base 32 after a letter that tells how many digits follow
 #
 # Plain base 32 stops being in order where a digit is added ("v" > "10") unless it is padded, and

@@ -32,7 +32,7 @@ from ...durable.maintenance import Kept
 from ...durable.snapshots import Changes
 from ...durable.spool import Spool
 from ...feature import Feature
-from ...host.metrics import Values
+from ...host.counts import Values
 from ...host.tasks import Background, keep_serving
 from ...processes.contained_commands import ContainedCommands
 from ...processes.credentials import Credentials
@@ -236,7 +236,7 @@ class Part(Struct, kw_only=True):
     status: Callable[[Peer, Scope], Mapping[str, object]] | None = None
     """Returns fields of `status` for a peer, who may know of the runs in this scope."""
     measured: Callable[[], Values] | None = None
-    """Returns metrics of its own, which `host.metrics` has listed."""
+    """Returns metrics of its own, which `features.metrics.table` has listed."""
     notice: Callable[[], str] | None = None
     """Returns what the administrator of the service should see at once; empty if nothing."""
     is_own: Callable[[int], bool] | None = None
