@@ -67,7 +67,7 @@ async def shell(
             nursery.cancel_scope.cancel()
     runtime.close()
     ledger.close()
-    runtime.log.close()
+    runtime.resources.log.close()
 
 
 def bare(order: Spawn) -> Surroundings:

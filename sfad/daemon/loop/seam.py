@@ -26,6 +26,7 @@ from ...core import events as e
 from ...core.context import Context
 from ...core.machine import Components, Machine
 from ...core.state.access import Peer, Scope
+from ...core.state.policy import Policy
 from ...core.state.run import Run
 from ...core.watching import NewWatcher, Watcher
 from ...durable.maintenance import Kept
@@ -37,7 +38,7 @@ from ...host.tasks import Background, keep_serving
 from ...processes.contained_commands import ContainedCommands
 from ...processes.credentials import Credentials
 from ...processes.launcher import RunProcesses
-from ...protocol.errors import bad_request
+from ...protocol.errors import bad_request, unavailable
 from ...protocol.requests.base import Reply, Request
 from ...protocol.requests.starting import OF_FEATURES, Spawn
 from ...protocol.requests.subscriptions import SharedSubscription
@@ -49,7 +50,6 @@ from ...start.prepared import Check, Prepared, Step, Surroundings
 from ...storage.ledger import OpenedLedger
 from ...usage.metering import Metering
 from .announcing import Announcer
-from .keeper import Keeper
 from .leading import MISSING, Leading
 from .resources import Resources
 from .storage_watch import StorageWatch
@@ -155,6 +155,37 @@ Answer = Callable[[Any, Any], Any]
 and the request."""
 
 
+_ALONE = "this daemon shares nothing with other machines"
+
+
+class Keeper:
+    """The machine that the others ask where something is shared by all, as far as it is known. This
+    one is that of a daemon that shares nothing; what knows others has its own."""
+
+    enabled = False
+    """Something is shared."""
+    here = ""
+    """The name of this machine."""
+    interval = 60.0
+    """Seconds after which it is asked again, whatever happens."""
+    node: str | None = None
+    """The name of the keeper."""
+    trouble: str | None = None
+    """Why it has not answered."""
+
+    def __init__(self) -> None:
+        self.known = trio.Event()
+        """Which machine it is, is known."""
+
+    def check_here(self) -> str:
+        """Return this machine, which is the keeper. Raise `RequestError` if it is not."""
+        raise unavailable(_ALONE)
+
+    async def ask(self, _request: Request) -> Reply:
+        """Ask it something. Raise `OSError`."""
+        raise OSError(_ALONE)
+
+
 class Machines(Struct, frozen=True):
     """Other machines, on which runs are executed."""
 
@@ -167,8 +198,7 @@ class Machines(Struct, frozen=True):
     """Has a request answered where its run executes, given the `Asker`. Returns whether that is
     another machine, and the request such a one."""
     keeper: Keeper
-    """The node of a fleet that the others ask where something is shared by all. Here budgets touch
-    the fleet."""
+    """Here budgets touch it."""
 
 
 class Part(Struct, kw_only=True):
@@ -432,7 +462,7 @@ class Parts:
         return leading or Leading()
 
     def keeper(self) -> Keeper:
-        """Return what is known of the keeper of a fleet."""
+        """Return what is known of the keeper."""
         sections = self._features[self._placer].sections if self._placer is not None else ()
         is_set = any(map(self._heart.config().is_set, sections))
         machines = self._machines() if is_set else None
@@ -683,6 +713,21 @@ def half_of(
 
     found = (partial(make, name, each) for name, each in features.items() if getattr(each, kind))
     return next(found, None)
+
+
+def new_machine(features: Mapping[str, Feature], policy: Policy, resources: Resources) -> Machine:
+    return Machine(
+        policy,
+        next_number=resources.ledger.next_number,
+        # the clock has gone on since an earlier daemon named its reservations, so these are new
+        reservations=int(1000 * trio.current_time()),
+        may_start=[rule for feature in features.values() for rule in feature.may_start],
+        watchers=watchers_of(features),
+        barrier=half_of(features, "barrier"),
+        purses=half_of(features, "purses"),
+        elsewhere=half_of(features, "elsewhere"),
+        calls=half_of(features, "calls"),
+    )
 
 
 def corrected(

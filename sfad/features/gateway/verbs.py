@@ -123,7 +123,7 @@ def find_caller(gateways: Gateways, asker: Asker, request: FindCaller) -> None:
     runtime, gateway = asker.runtime, asker.peer.gateway_uid
     run = gateways.run_of(request.token) if request.token is not None else None
     if run is None and request.cgroup is not None:
-        run = runtime.launcher.run_of_cgroup(request.cgroup)
+        run = runtime.resources.launcher.run_of_cgroup(request.cgroup)
     live = asker.runtime.catalogue.live.get(run) if run is not None else None
     if live is None and run is not None:
         asker.fail(ErrorCode.NOT_PERMITTED, f"run {run} has ended: it makes no further call")

@@ -111,7 +111,7 @@ def _prints_in(asker: Asker, caller: Live, request: Spawn, descriptors: list[int
         path = os.readlink(stdout)
     except OSError:  # the client has ended, or does not let its user look
         return None
-    live, output = asker.runtime.catalogue.live, asker.runtime.output
+    live, output = asker.runtime.catalogue.live, asker.runtime.resources.output
     above = [live[run] for run in caller.lineage_ids if run in live]
     for each in above:
         holds = each.program is not None or each.run.asked.prints_in is not None
@@ -160,7 +160,7 @@ def _around(asker: Asker, request: Spawn, session: SessionAsked | None) -> Surro
     return runtime.starting.around(
         _with_awaited(asker, request) if request.after else request,
         peer,
-        submitter(asker.connection, runtime.launcher.containment),
+        submitter(asker.connection, runtime.resources.launcher.containment),
         asker.connection.sender,
         connection=asker.connection.number,
         session=session,
