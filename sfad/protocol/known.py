@@ -191,3 +191,18 @@ PROFILES: dict[str, Profile] = {
     CODING_AGENT: Profile(100, 1800, 5.00, Action.TERMINATE),
 }
 """Documented in docs/limits.md. Any other word is a type without a profile."""
+
+
+# ---- Stand-ins for agent programs
+
+STAND_IN = b"# sfad shim of "
+"""The second line of a stand-in begins so, whatever its name, and wherever it was copied or linked
+to."""
+
+HOW_TO_ASK = "to have it ask: sfactl shim install {0}, or start it with sfactl run"
+"""About a program that was started without asking."""
+
+
+def is_named_so(path: str, program: str) -> bool:
+    """Return whether a file stands in for a program, by the directory that it is in."""
+    return path.endswith(f"/shims/{program}")

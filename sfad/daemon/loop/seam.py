@@ -89,8 +89,8 @@ class Heart(Struct, frozen=True):
     """Of live runs that execute on other machines, what takes commands about their processes in
     place of the launcher."""
     parts: Callable[[], "Parts"]
-    """Returns the parts of features. One asks another by a moment that names both: hooks, which
-    execute commands for runs in sandboxes, ask for `sandbox_of`."""
+    """Returns the parts of features. One asks another by a moment that names both: commands
+    which are executed for runs in sandboxes ask for `sandbox_of`."""
 
     def section(self, key: str, kind: type[T]) -> T:
         """Return a section of the config that is in force."""
@@ -238,11 +238,11 @@ class Part(Struct, kw_only=True):
     last."""
     launch_routed: Callable[[Live, Launch], Launch] | None = None
     """The same, for runs that use the gateway and whose tree has agent programs in its PATH. It is
-    asked if there is no `launch`. Here shims touch the gateway: it routes what a shim starts, so
-    that its runs find shims which no person has installed."""
+    asked if there is no `launch`. Here stand-ins for programs touch the gateway: it routes what
+    these start, so that its runs find some which no person has installed."""
     instead_of_run: Callable[[int, Surroundings], Reply | None] | None = None
-    """Returns the reply to a shim that is to start no run, given the id of its `spawn`. Raises
-    `Invalid`, `OSError`."""
+    """Returns the reply to a client that is to do something itself in place of a run, given the id
+    of its `spawn`. Raises `Invalid`, `OSError`."""
     saves: Callable[[Live], Changes] | None = None
     """Returns what is saved in the spool together with a run that was admitted."""
     never_admitted: Callable[[RunId], object] | None = None
@@ -286,7 +286,7 @@ class Part(Struct, kw_only=True):
     """Returns what a run was started with as it is asked for again."""
     sandbox_of: Callable[[Isolation], list[bytes]] | None = None
     """Returns `LaunchSpec.sandbox` of a command for a run with this isolation. Raises `OSError`.
-    Here hooks touch isolation."""
+    Here what executes such commands touches isolation."""
     finish: Callable[[], Awaitable[None]] | None = None
     """The daemon ends, and all its runs have ended. Waits for what has to be done before that."""
     rest: Callable[[], Awaitable[None]] | None = None
@@ -481,7 +481,7 @@ class Parts:
         raise OSError("this sfad has no feature that makes a sandbox")
 
     def instead_of_run(self, request_id: int, around: Surroundings) -> Reply | None:
-        """Return the reply to a shim that is to start no run."""
+        """Return the reply to a client that is to start no run."""
         for part in self._loaded.values():
             if part.instead_of_run is not None:
                 reply = part.instead_of_run(request_id, around)

@@ -14,7 +14,7 @@ from ...host.counts import Counts, Histogram, Labels, Values
 from ...protocol.event_types import EventType
 from ...protocol.types import ENDED, Rule, Status
 
-ONCE = (EventType.ALERT_SURVIVORS, EventType.ALERT_DISK_FULL)
+ONCE = (EventType.SURVIVORS, EventType.DISK_FULL)
 ALERTS = [kind for kind in EventType if kind.startswith("alert_") and kind not in ONCE]
 """Those that are raised and cleared."""
 

@@ -56,7 +56,7 @@ async def spawn(asker: Asker, request: Spawn, session: SessionAsked | None = Non
             around.prints_in = _prints_in(asker, around.caller, request, descriptors)
             around.printed_as_text = shows_text(request.copies, around.caller)
         try:
-            if around.order.shim and (reply := runtime.parts.instead_of_run(asker.id, around)):
+            if (reply := runtime.parts.instead_of_run(asker.id, around)) is not None:
                 asker.reply(reply)
                 return
             prepared = await runtime.starting.prepare(around)
@@ -226,7 +226,7 @@ def _with_awaited(asker: Asker, request: Spawn) -> Spawn:
             asker.check_permitted("wait")
             if not asker.runtime.parts.keeper().enabled:
                 raise bad_request(
-                    f"{after.run!r} names a run of another node, and this daemon is in no fleet"
+                    f"{after.run!r} names a run of another node, and this daemon knows no other"
                 )
             found.append(after)  # what has runs executed elsewhere looks whether it is there
             continue

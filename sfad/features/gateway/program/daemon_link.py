@@ -18,7 +18,7 @@ from ....protocol.requests.gateway import (
     EndCall,
     SeeSubscription,
 )
-from ....protocol.texts.egress import Destination, destination
+from ....protocol.texts.destinations import Destination, destination
 from ....protocol.types import Tokens
 from ..messages import (
     CallerFound,

@@ -29,7 +29,7 @@ from sfad.protocol.requests.gateway import (
     EndCall,
     SeeSubscription,
 )
-from sfad.protocol.texts.egress import destination
+from sfad.protocol.texts.destinations import destination
 from tests.harness import until
 
 Script = Callable[[trio.SocketStream, bytes], Awaitable[None]]
