@@ -58,6 +58,7 @@ class Runtime:
         self.background, self.watchers = Background(log.internal_error), Watchers()
         self.commands = ContainedCommands(launcher)
         self.status_text = StatusText(self._describe)
+        resources.spool.begin(os.path.realpath(resources.state_dir))
         self.catalogue = RunCatalogue(
             ledger.records, resources.spool.earlier.keys(), resources.output.forget, self.machine
         )
