@@ -171,7 +171,7 @@ def test_the_core_needs_no_transport() -> None:
             "texts.sanitise",
             "texts.units",
         ]
-        names += ["requests.allowances", "requests.gateway", "requests.subscriptions"]
+        names += ["requests.allowances", "requests.gateway", "requests.windows"]
         allowed = {f"sfad.protocol.{name}" for name in names}
         if path.stem == "access":
             # each request says there who may be permitted to send it

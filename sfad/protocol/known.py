@@ -135,18 +135,18 @@ KEYS = {
 """The variables in which agent programs look for their key, by upstream. Each program starts with
 the first, or with its own of `KnownProgram.keys`."""
 
-SUBSCRIPTION_HOSTS = {
+WINDOW_HOSTS = {
     "anthropic": ("api.anthropic.com",),
     "openai": ("chatgpt.com", "api.openai.com"),
 }
-"""Where the providers themselves tell of the windows of their subscriptions."""
+"""Where the providers themselves tell of windows."""
 
 LENGTHS = {"5h": 5 * 3600.0, "7d": 7 * 86400.0, "primary": 5 * 3600.0, "secondary": 7 * 86400.0}
 """Seconds of such windows, where a provider does not tell them."""
 
 
 def provider_of(api: str) -> Literal["anthropic", "openai"] | None:
-    """Return whose subscription pays for calls in this format."""
+    """Return whose windows pay for calls in this format."""
     if api == "anthropic":
         return "anthropic"
     return "openai" if api.startswith("openai") else None

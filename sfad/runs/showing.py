@@ -310,7 +310,7 @@ def _enforcer(live: Live, limit: Limit, used: float | None, *, gated: bool) -> E
                 return "meter"
             return "ready" if gated else "nothing"
         case "plan":
-            if live.run.subscriptions:
+            if live.run.has_used_windows():
                 return "gateway" if gated else "meter"
             return "ready" if gated else "nothing"
         case "kernel" if limit.action is Action.TERMINATE or not KINDS[kind].acts:

@@ -41,7 +41,7 @@ from ...processes.launcher import RunProcesses
 from ...protocol.errors import bad_request, unavailable
 from ...protocol.requests.base import Reply, Request
 from ...protocol.requests.starting import OF_FEATURES, Spawn
-from ...protocol.requests.subscriptions import SharedSubscription
+from ...protocol.requests.windows import SharedWindows
 from ...protocol.types import Isolation, RunId, RunInfo
 from ...runs import decided
 from ...runs.catalogue import RunCatalogue
@@ -144,9 +144,9 @@ class Launch(NamedTuple):
 class Sharing(Struct, frozen=True):
     """What a feature shares with the daemons of other machines."""
 
-    shared: Callable[[], list[SharedSubscription]]
+    shared: Callable[[], list[SharedWindows]]
     """Returns what they are told."""
-    heard: Callable[[Iterable[SharedSubscription]], object]
+    heard: Callable[[Iterable[SharedWindows]], object]
     """Takes what they know."""
 
 
@@ -509,12 +509,12 @@ class Parts:
                 if each.shared_changed is not None:
                     each.shared_changed()
 
-    def shared(self) -> list[SharedSubscription]:
+    def shared(self) -> list[SharedWindows]:
         """Return what the daemons of other machines are told."""
         parts = [part.sharing for part in self._loaded.values() if part.sharing is not None]
         return [each for sharing in parts for each in sharing.shared()]
 
-    def heard(self, shared: Sequence[SharedSubscription]) -> None:
+    def heard(self, shared: Sequence[SharedWindows]) -> None:
         """Take what other daemons know."""
         for name, feature in self._features.items():
             if feature.shares and shared and (sharing := self._part(name).sharing) is not None:

@@ -7,7 +7,7 @@ from msgspec import Meta, Struct
 from ...config_values import PERCENT
 from ...core.state.run import Run
 from ...feature import Feature, Section
-from ...protocol.requests.subscriptions import Provider
+from ...protocol.requests.windows import Provider
 from ...protocol.types import WindowShare
 
 NAME = "plans"

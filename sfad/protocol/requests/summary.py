@@ -31,7 +31,7 @@ class Group(Struct, frozen=True, kw_only=True):
     unchecked: int = 0
     """Completed without a check."""
     plans: list[WindowShare] = []
-    """The sums of its runs' shares of subscriptions' windows."""
+    """The sums of its runs' shares of windows."""
 
 
 class Breach(Struct, frozen=True, kw_only=True):

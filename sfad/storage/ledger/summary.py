@@ -251,7 +251,7 @@ class Summariser:
         )[:GROUPS]
 
     def _shares(self) -> dict[str | None, Shares]:
-        """Return the sums of shares of subscriptions' windows, by group, provider, account and
+        """Return the sums of shares of windows, by group, provider, account and
         window. Few runs have any."""
         found: dict[str | None, Shares] = {}
         model = self._by == "model"
