@@ -26,7 +26,7 @@ AT_RESET = (
     "it goes on by itself then, or when an operator keeps less in [plans] of the config "
     "(then: sfactl reload)"
 )
-"""The same of a run that a subscription holds."""
+"""The same of a run that a window holds."""
 
 
 class LimitRequests(Struct, frozen=True):

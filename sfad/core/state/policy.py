@@ -65,8 +65,8 @@ class GuardConfig(Struct, frozen=True, kw_only=True):
     unadmitted: Literal["warn", "terminate", "off"] = "warn"
     """What follows if an agent program is started within a run without asking the daemon."""
     unnamed: Literal["child", "loop"] = "child"
-    """What a program is that an automatic shim starts below a run of the same program: no one gave
-    it a name."""
+    """What a program is that an automatic stand-in starts below a run of the same program: no one
+    gave it a name."""
     agent_programs: tuple[
         Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$", extra=NAMES)], ...
     ] = ()
