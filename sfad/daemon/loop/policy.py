@@ -15,7 +15,7 @@ from ...core.state.policy import (
     StopConfig,
 )
 from ...features.listed import FEATURES
-from ...protocol.encoding import tag
+from ...protocol.framing import tag
 from ...protocol.kinds import DEFAULT_KEYS, KINDS
 from ...protocol.known import CODING_AGENT
 from ...protocol.types import Action, Limit, LimitKind

@@ -16,9 +16,8 @@ from ...host.linux.descriptors import close_soon
 from ...host.tasks import ROUND_REQUESTS
 from ...processes.launcher import Unidentifiable
 from ...protocol import messages as m
-from ...protocol.encoding import request_id
 from ...protocol.errors import RequestError, bad_request, unavailable
-from ...protocol.framing import SUPPORTED, BadMessage, ProtocolError
+from ...protocol.framing import SUPPORTED, BadMessage, ProtocolError, request_id
 from ...protocol.messages import Error, unpack_request
 from ...protocol.types import ErrorCode, RunId
 from ..loop.resources import Resources

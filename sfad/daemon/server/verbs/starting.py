@@ -24,8 +24,7 @@ from ....protocol.messages import (
 )
 from ....protocol.requests.starting import OF_FEATURES
 from ....protocol.types import After, ErrorCode, RunId, RunInfo, Status
-from ....runs.decided import descriptors_of
-from ....runs.live import Live
+from ....runs.live import Live, descriptors_of
 from ....start.asking import shown
 from ....start.continuing import check_ended, continued
 from ....start.prepared import Surroundings
