@@ -293,7 +293,7 @@ class LaunchedRuns(dict[RunId, LaunchedRun]):
     ) -> LaunchedRun:
         """Add a run below its parent, which was added before."""
         above = self[parent] if parent is not None else None
-        if not self:
+        if not self and self._first:
             self._first.unpark_all()
         run = self[run_id] = LaunchedRun(
             run_id,

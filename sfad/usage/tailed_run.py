@@ -266,7 +266,8 @@ class TailedRun(Struct, eq=False, dict=True):
                     self.times.blur(suffix, status)
 
     def begin_attempt(self, opened: Sequence[int] = ()) -> None:
-        self._release()  # the files may be new
+        if self.held:
+            self._release()  # the files may be new
         if self.limit is not None:
             try:
                 for suffix, descriptor in zip(SUFFIXES, opened or (None, None), strict=True):

@@ -254,7 +254,7 @@ class Receiver:
         if connection.may_hang:
             self._clients.drop_with_error(connection, ErrorCode.NOT_PERMITTED, MAY_HANG)
             return
-        self._bounds.count(connection.groups, connection.take_load_change())
+        connection.count_load(self._bounds)
         if (refusal := self.why_sender_refused(connection)) is not None:
             self._clients.drop_with_error(connection, ErrorCode.NOT_PERMITTED, refusal)
             return
@@ -319,7 +319,7 @@ class Receiver:
             if connection.closed:
                 return
             self._handle(connection, connection.next_body())
-        self._bounds.count(connection.groups, connection.take_load_change())
+        connection.count_load(self._bounds)
         if connection.bodies:
             self.turns.add(connection)
         elif connection.ended:
