@@ -93,7 +93,7 @@ class Launching(Struct, frozen=True):
                 return
             parent = run.parent.id if run.parent is not None else None
             resources.launcher.launch(run.id, parent, spec, partial(self._save_main, live))
-            last = run.attempt >= run.asked.retries.attempts and not run.latest.stage
+            last = run.latest.number >= run.asked.retries.attempts and not run.latest.stage
             if live.stdin is not None and last:
                 live.stdin.leave_to_run()
             crash_point("launched")

@@ -16,6 +16,7 @@ from ...agents.registered import Registered
 from ...core.machine import Machine
 from ...core.state.access import Peer
 from ...processes.credentials import Credentials
+from ...protocol.errors import wrong_state
 from ...protocol.messages import Spawn
 from ...protocol.types import RunInfo
 from ...runs.catalogue import RunCatalogue
@@ -31,7 +32,7 @@ from ...start.checks import (
 )
 from ...start.continuing import find_agent_session, resumable_program
 from ...start.prepared import Check, Prepared, Step, Surroundings
-from ...start.recalling import to_recall
+from ...start.recalling import recalled, to_recall
 from ...start.steps import (
     fill_in_agent,
     forget_told_time,
@@ -183,6 +184,19 @@ class Starting:
             for check in way.checks:
                 check(p, around)
         return p
+
+    def started_with(self, run: RunInfo) -> Spawn:
+        """Return what an ended run was started with, to be started again or continued. Raise
+        `RequestError`."""
+        kept = self._catalogue.request(run.id)
+        order = recalled(kept) if kept is not None else None
+        if order is None:
+            raise wrong_state(
+                f"what run {run.id} was started with is not kept: "
+                "its command was longer than 64 KiB, or its row in the ledger is damaged; "
+                "start it again with: sfactl spawn"
+            )
+        return self._parts.again(order, run)
 
     async def prepare_here(
         self, order: Spawn, peer: Peer, user: Credentials | None
