@@ -12,8 +12,10 @@ def main() -> None:
 
     repair_process()
     unblock_signals()
+    from .connecting.signals import end_waits
     from .entry import leave
 
+    end_waits()
     leave(execute(sys.argv[1:]))
 
 

@@ -47,6 +47,7 @@ from sfad.protocol.types import ErrorCode
 
 from .. import exits
 from .inside import inside_run
+from .signals import wait_readable
 from .trust import distrusted
 
 R = TypeVar("R", bound=Reply)
@@ -488,6 +489,7 @@ class Client:
 
     def _read(self) -> None:
         try:
+            wait_readable(self._socket.fileno(), self._socket.gettimeout())
             for answer in self._conversation.read(self._socket):
                 if isinstance(answer.reply, Error) and not answer.reply.id:
                     # it is about the connection, which the daemon closes next

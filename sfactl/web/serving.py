@@ -222,6 +222,7 @@ def serve(source: Source, place: Place, *, opens: bool) -> int:
     context = tls_of(place)
     listener = _bound(place)
     place = place._replace(port=listener.getsockname()[1])
+    signal.set_wakeup_fd(-1)  # trio has its own, and warns of another
     try:
         with closing(listener), kept(place.name) as (known, lock, brief):
             gate = Gate(_origins(place), known)

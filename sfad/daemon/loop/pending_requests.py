@@ -101,7 +101,7 @@ class PendingRequests(Struct):
             self.answer_again(known, asked.tied_to, asker)
             return
         try:
-            self.descriptors.check_launch()
+            self.descriptors.check_spawn()
             if pending.prepared.output.stdin == "pipe":
                 pending.stdin = StdinPipe.new()
         except OSError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from datetime import UTC, datetime
 from typing import Any
 
@@ -84,7 +85,7 @@ def test_a_call_is_denied(start: Start) -> None:
     done = daemon.sfactl("deny", run, "call-1", "--message", "use the tests")
     assert done.returncode == 0, done.stderr
     assert answer(daemon, run) == {"behavior": "deny", "message": "use the tests"}
-    inside = daemon.sfactl("run", "--", *f"{PYTHON} -m sfactl approve {run} call-1".split())
+    inside = daemon.sfactl("run", "--", sys.executable, "-m", "sfactl", "approve", run, "call-1")
     assert inside.returncode == 77
     daemon.sfactl("stop", run)
 
