@@ -23,7 +23,7 @@ from sfad.features.fleet.node import Fleet
 from sfad.features.fleet.nodes import Nodes
 from sfad.features.fleet.pace import Pace
 from sfad.protocol import messages as m
-from sfad.protocol.encoding import pack
+from sfad.protocol.framing import pack
 from sfad.protocol.requests.base import unpack_reply
 from sfad.protocol.types import RunInfo, Status
 from tests.top.test_table import NOW, info

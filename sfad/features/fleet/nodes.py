@@ -18,9 +18,8 @@ from ...core.state.access import EVERYTHING
 from ...durable.snapshots import RetryingStore
 from ...host.clock import wall_clock
 from ...protocol import messages as m
-from ...protocol.encoding import pack
 from ...protocol.errors import RequestError
-from ...protocol.framing import ProtocolError
+from ...protocol.framing import ProtocolError, pack
 from ...protocol.requests.base import unpack_reply
 from ...protocol.types import FleetPlace, RunInfo
 from ...storage.ledger.queries import Page
