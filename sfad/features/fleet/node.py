@@ -265,7 +265,7 @@ class Fleet:
         The connection stays for the next question. Raise `OSError`."""
         with trio.move_on_after(within):
             if request.repeats and (kept := self._kept_way(node)) is not None:
-                with suppress(OSError, ProtocolError):  # that node may have begun again meanwhile
+                with suppress(OSError):  # that node may have begun again meanwhile
                     return await self._ask_on(kept, request)
             sock = trio.socket.from_stdlib_socket(self.way(node))
             return await self._ask_on(Asking(sock, node, self.node), request)
@@ -542,7 +542,8 @@ class Asking:
         """What has arrived after the last answer."""
 
     async def ask(self, request: Request) -> Reply:
-        """Return the answer. Raise `OSError`."""
+        """Return the answer. Raise `OSError`, also for an error that is no answer: the actor there
+        has reached no daemon, or the daemon does not serve this connection."""
         self._last += 1
         request = replace(request, id=self._last)
         data, self._unsent = self._unsent + pack_message(request), b""
@@ -550,11 +551,13 @@ class Asking:
             while data:
                 data = data[await self._socket.send(data) :]
         while True:
-            replies = await self._conversation.arrived(self._receive)
+            replies = iter(await self._replies())
             for reply in replies:
-                if reply.id == request.id or isinstance(reply, Error):
+                if reply.id == request.id:
                     self._more = list(replies)
                     return reply
+                if isinstance(reply, Error):
+                    raise ConnectionAbortedError(reply.message)
 
     @property
     def is_idle(self) -> bool:
@@ -571,12 +574,20 @@ class Asking:
         if more:
             return more
         with trio.move_on_after(QUIET):
-            return list(await self._conversation.arrived(self._receive))
+            return await self._replies()
         with trio.move_on_after(PASSED_ON):
             self._last += 1
             await self._socket.send(pack_message(Select(id=self._last, verb="list")))
-            return list(await self._conversation.arrived(self._receive))
+            return await self._replies()
         raise OSError(f"node {self._node} does not answer")
+
+    async def _replies(self) -> list[Reply]:
+        try:
+            return list(await self._conversation.arrived(self._receive))
+        except ProtocolError as error:
+            raise ConnectionAbortedError(
+                f"the answer of node {self._node} is not understood here: {error}"
+            ) from error
 
     async def _receive(self) -> bytes:
         if piece := await self._socket.recv(65536):
@@ -755,7 +766,7 @@ class Neighbour:
             except ShipRefused as error:
                 fleet.refuse(run.id, f"node {self.node}: {error}")
                 break
-            except (OSError, ProtocolError, trio.TooSlowError) as error:
+            except (OSError, trio.TooSlowError) as error:
                 fleet._log.debug("files", node=self.node, run=run.id, error=str(error))
                 await trio.sleep(PAUSE_MAX)
         self._shipping.discard(run.id)

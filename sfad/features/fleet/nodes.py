@@ -19,7 +19,7 @@ from ...durable.snapshots import RetryingStore
 from ...host.clock import wall_clock
 from ...protocol import messages as m
 from ...protocol.encoding import pack
-from ...protocol.errors import RequestError
+from ...protocol.errors import RequestError, bad_request
 from ...protocol.framing import ProtocolError
 from ...protocol.requests.base import unpack_reply
 from ...protocol.types import FleetPlace, RunInfo
@@ -144,7 +144,8 @@ class Nodes:
         async def probe() -> None:
             while True:
                 try:
-                    await self.ask(node, m.Select(id=0, verb="list"), m.Reply)
+                    with suppress(RequestError):  # a node that refuses lives
+                        await self.ask(node, m.Select(id=0, verb="list"), m.Reply)
                 except OSError as error:
                     failed.append(error)
                     nursery.cancel_scope.cancel()
@@ -227,8 +228,11 @@ class Nodes:
 
     async def relay(self, request: Relay) -> Relayed:
         """Ask nodes for another one that has many to ask, and return their answers. Raise
-        `ProtocolError`."""
-        asks = {node: m.unpack_request(data) for node, data in request.asks.items()}
+        `RequestError`."""
+        try:
+            asks = {node: m.unpack_request(data) for node, data in request.asks.items()}
+        except ProtocolError as error:
+            raise bad_request(str(error)) from error
         answers: dict[str, bytes] = {}
         within = min(request.within, OWN)
 
