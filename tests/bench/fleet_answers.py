@@ -62,10 +62,16 @@ class Daemon:
         """Tell of no other nodes: all are known."""
         then(FleetTold(id=0))
 
-    async def pass_on(self, node: str, request: m.Request, within: float) -> m.Reply:
+    async def pass_on(
+        self, node: str, request: m.Request, within: float, *, brief: bool
+    ) -> m.Reply:
         """Have a node answer. Raise `OSError`."""
+        began = trio.current_time()
         with trio.move_on_after(within):
-            return await self._net.carry(self.node, node, request)
+            reply = await self._net.carry(self.node, node, request)
+            if brief:
+                self.pace.answered(node, trio.current_time() - began)
+            return reply
         raise OSError(f"node {node} does not answer")
 
     async def answer(self, request: m.Request) -> m.Reply:

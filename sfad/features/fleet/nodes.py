@@ -26,7 +26,7 @@ from ...protocol.types import FleetPlace, RunInfo
 from ...storage.ledger.queries import Page
 from .messages import FleetTold, Relay, Relayed
 from .node import NOT_JOINED, Fleet, NotConnected
-from .pace import MOST, UNKNOWN
+from .pace import UNKNOWN
 
 R = TypeVar("R", bound=m.Reply)
 
@@ -35,6 +35,8 @@ OWN = 5.0
 whether others are slow."""
 ANSWER = 10.0
 """Seconds for an answer that takes work: of a node that is known to live."""
+PROBE = 2.0
+"""Seconds between two questions whether a node lives that has such work."""
 SILENT = "does not answer"
 """Why, of a node that has not answered."""
 LOOK = 10.0
@@ -127,9 +129,7 @@ class Nodes:
     ) -> R:
         """Do what `ask` does, with a request that takes no work: how long it takes tells how long
         others may."""
-        began = trio.current_time()
-        reply = await self.fleet.pass_on(node, request, within)
-        self.fleet.pace.answered(node, trio.current_time() - began)
+        reply = await self.fleet.pass_on(node, request, within, brief=True)
         self.note_answer(node)
         return _expected(node, reply, expected)
 
@@ -149,7 +149,7 @@ class Nodes:
                 except OSError as error:
                     failed.append(error)
                     nursery.cancel_scope.cancel()
-                await trio.sleep(MOST)
+                await trio.sleep(PROBE)
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(probe)

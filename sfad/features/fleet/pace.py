@@ -2,12 +2,14 @@
 
 import time
 
-LEAST, MOST = 0.5, 2.0
+LEAST, MOST = 0.5, 5.0
 """Seconds that a node has for an answer which takes no work."""
 FACTOR = 4
 """So many times as long as it took lately."""
 LONGER = 1.0
 """Seconds by which an answer may take longer than that."""
+LATE = 10.0
+"""Seconds within which an answer that nobody waits for any more tells how slow its node is."""
 UNKNOWN = 1.0
 """Seconds for the first answer, because the way to the node is opened, too; and for one that was
 heard of within the last `LATELY` seconds: it probably lives."""
@@ -16,7 +18,8 @@ LATELY = 5.0
 
 class Pace:
     """A node on a busy machine is slow and lives. So each has a multiple of what its slowest answer
-    of late has taken, within bounds that a person who waits can bear."""
+    of late has taken, also if that came too late, within bounds that a person who waits can
+    bear."""
 
     def __init__(self) -> None:
         self._took: dict[str, float] = {}

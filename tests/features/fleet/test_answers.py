@@ -65,7 +65,7 @@ class Busy:
         self.pace, self.refused = Pace(), 0
         self.twice = trio.Event()
 
-    async def pass_on(self, _node: str, request: m.Request, _within: float) -> m.Reply:
+    async def pass_on(self, _node: str, request: m.Request, _within: float, **_: bool) -> m.Reply:
         if isinstance(request, m.Stop):
             await self.twice.wait()
             return m.Stopped(id=0, stopped=["a1"], survivors=[], elapsed_s=0.0)
@@ -86,3 +86,29 @@ async def test_a_relayed_question_that_is_not_known_here_is_refused() -> None:
     nodes = Nodes(cast("Fleet", Busy()), cast("Any", Values()))
     with pytest.raises(RequestError):
         await nodes.relay(Relay(id=0, asks={"n2": b"no message"}, within=1.0))
+
+
+class Slow(Fleet):
+    """A node's ways to others, as far as questions need them: the test answers."""
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self.node, self.pace, self._nursery = "n1", Pace(), nursery
+        self._late, self._ways = set(), {}
+        self._mine, self.theirs = socket.socketpair()
+
+    def way(self, _node: str) -> socket.socket:
+        """See `Fleet`."""
+        self._mine.setblocking(False)
+        return self._mine
+
+
+async def test_an_answer_that_comes_too_late_tells_how_slow_its_node_is() -> None:
+    async with trio.open_nursery() as nursery:
+        fleet = Slow(nursery)
+        fleet.pace.answered("n2", 0.001)
+        with pytest.raises(OSError, match="does not answer"):
+            await fleet.pass_on("n2", m.Select(id=0, verb="list"), 0.6, brief=True)
+        before = fleet.pace.patience("n2")
+        with fleet.theirs as theirs:
+            theirs.sendall(pack_message(m.Selected(id=1, runs=[])))
+    assert fleet.pace.patience("n2") > before
