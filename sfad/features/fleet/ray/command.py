@@ -20,7 +20,7 @@ def program() -> Path:
 def arguments(where: str, node: str) -> list[str]:
     """Return the words after `ray`. `where`: `head`, `head:PORT`, or the address of the head."""
     words = ["start", "--block", f"--labels=sfad-node={node}", f"--object-store-memory={STORE}"]
-    words += ["--disable-usage-stats"]
+    words += ["--disable-usage-stats", "--include-log-monitor=false"]
     name, _, port = where.partition(":")
     if name != HEAD:
         return [*words, f"--address={where}"]
@@ -34,4 +34,16 @@ def environment(token: Path) -> dict[str, str]:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token),
         "RAY_USAGE_STATS_ENABLED": "0",
+    }
+
+
+def endurance() -> dict[str, str]:
+    """Return the variables with which Ray's own processes outlive a head that is away, and notice
+    within seconds one that has forgotten them, as a head has that begins anew. Ray's defaults are
+    a minute for each: all ended when a head was away for so long, and lived on as long without
+    being of use once it was back. For each worker, Ray also starts a second one in advance."""
+    return {
+        "RAY_gcs_rpc_server_reconnect_timeout_s": "86400",
+        "RAY_raylet_liveness_self_check_interval_ms": "3000",
+        "RAY_prestart_worker_first_driver": "0",
     }
