@@ -304,6 +304,9 @@ def broken(nodes: dict[str, Node], what: str, seconds: float, directory: Path) -
             time.sleep(5.0)
             during.ask()
         time.sleep(max(left, 0.0))
+        if what == "head":
+            listed = nodes["n2"].sfactl("list", "--fleet", "--json").stdout
+            found["n2 misses"] = json.loads(listed)["unanswered"]
         # the lease, the grace of a stop, and what a busy machine is late by
         over = what in UNREACHED and seconds > LEASE + 30
         found["unmanaged"] = child.alive() if over else 0
@@ -348,6 +351,7 @@ def wrong(found: dict[str, Any]) -> list[str]:
             ("something lived after its lease", found["unmanaged"] == 0),
             ("something was left alive", found["left alive"] == 0),
             (f"n3 lacks {found['n3 lacks']}", lacks_now is None or found["n3 lacks"] in lacks_now),
+            ("n2 and n3 do not reach each other", found.get("n2 misses", ["n1"]) == ["n1"]),
             ("a question or a stop waited", found["slower by at most s"] < SLOWER),
             ("it was not ready in time", found["ready after s"] < READY),
         )

@@ -439,8 +439,9 @@ class Fleet:
     def expect(self, run: Run) -> None:
         """Have the clients answered that wait for a run, if its node does not answer."""
         if run.remote is not None and ("fleet", run.id) not in self._timers:
-            node = run.remote.node
-            seconds = self.pace.patience(node) if node is not None else PLACED_WITHIN
+            node, seconds = run.remote.node, PLACED_WITHIN
+            if node is not None and self.is_connected:
+                seconds = self.pace.patience(node)
             self._timers.arm(
                 ("fleet", run.id), trio.current_time() + seconds, partial(self._overdue, run.id)
             )

@@ -38,12 +38,17 @@ def environment(token: Path) -> dict[str, str]:
 
 
 def endurance() -> dict[str, str]:
-    """Return the variables with which Ray's own processes outlive a head that is away, and notice
-    within seconds one that has forgotten them, as a head has that begins anew. Ray's defaults are
-    a minute for each: all ended when a head was away for so long, and lived on as long without
-    being of use once it was back. For each worker, Ray also starts a second one in advance."""
+    """Return the variables with which Ray's own processes go on while the head is away, and are of
+    use again soon. Ray's defaults are for machines that all begin and end together."""
     return {
+        # else all processes end when the head was away for a minute
         "RAY_gcs_rpc_server_reconnect_timeout_s": "86400",
+        # how often a raylet asks whether the head knows it: a head that has begun anew does not,
+        # nor does one that has given the node up; else once a minute
         "RAY_raylet_liveness_self_check_interval_ms": "3000",
+        # how long the kernel sends again what is not acknowledged (TCP_USER_TIMEOUT), each time
+        # after a longer pause; else two minutes, and a network that is back is not noticed
+        "RAY_grpc_client_keepalive_timeout_ms": "10000",
+        # no second worker beside that of the actor
         "RAY_prestart_worker_first_driver": "0",
     }
