@@ -46,7 +46,7 @@ SAMPLE="\
 root+umlaut+ignored+blocked+pipe
 user+home+langc+umask077+pipe"
 
-MINUTES=12 # of a cell on two cores
+MINUTES=${MINUTES:-12} # of a cell on two cores
 
 list() {
     printf 'cells (those of --sample with a star):\n'

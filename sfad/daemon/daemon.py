@@ -30,7 +30,7 @@ from ..host.state_dir import StateLock
 from ..host.tasks import keep_serving
 from ..processes.launcher import ChildSignals
 from ..protocol.event_types import EventType
-from ..protocol.inherited import STRAY
+from ..protocol.inherited import STRAY, survive_stray_signals
 from ..protocol.types import RunId
 from ..usage.metering import Metering
 from .loop.runtime import Runtime
@@ -354,6 +354,9 @@ class Daemon(Struct):
         runtime, server, log = self.runtime, self.server, self.log
         if handed is not None:
             runtime.machine.count_before(admitted=handed.admitted, refused=handed.refused)
+        # trio's receiver puts back what was there, and sends again what nobody has taken: a second
+        # SIGTERM at the end would kill this process before it has removed its cgroup
+        survive_stray_signals(*SIGNALS)
         # outside the nursery: trio's receiver breaks a task that still iterates over it when it is
         # closed
         with trio.open_signal_receiver(*SIGNALS) as signals:

@@ -90,6 +90,16 @@ def test_a_second_signal_skips_the_grace(start: Start) -> None:
         assert time.monotonic() - began < 50
 
 
+def test_signals_until_the_end_change_nothing_of_it(start: Start) -> None:
+    daemon = start()
+    while daemon.process.poll() is None:
+        daemon.process.send_signal(signal.SIGTERM)
+        daemon.process.send_signal(signal.SIGHUP)
+    assert daemon.stop() == 0
+    assert '"message":"stopped"' in daemon.log.read_text()
+    assert daemon.leftovers() == []
+
+
 def test_reload(start: Start) -> None:
     daemon = start()
     with daemon.client():
