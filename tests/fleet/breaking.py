@@ -16,6 +16,7 @@ import secrets
 import shlex
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -230,19 +231,22 @@ def timed(call: Callable[[], object]) -> float:
 
 
 class Timed:
-    """How long calls of a node's client take at most, and how much longer than one that is about
-    this node alone: on a busy machine all take longer."""
+    """How long calls of a node's client take at most, and how much longer mostly than one that is
+    about this node alone: on a busy machine all take longer."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
         self.took: dict[str, float] = {}
-        self.longer: dict[str, float] = {}
+        self._longer: dict[str, list[float]] = {}
 
     def call(self, line: str, *words: str) -> None:
         here = timed(lambda: self._node.sfactl("list"))
         took = timed(lambda: self._node.sfactl(*line.split(), *words))
         self.took[line] = max(took, self.took.get(line, 0.0))
-        self.longer[line] = max(took - here, self.longer.get(line, 0.0))
+        self._longer.setdefault(line, []).append(took - here)
+
+    def longer(self) -> dict[str, float]:
+        return {line: statistics.median(each) for line, each in self._longer.items()}
 
     def ask(self) -> None:
         for line in ("list --fleet", "fleet nodes", "fleet status", "summary --fleet"):
@@ -291,7 +295,8 @@ def broken(nodes: dict[str, Node], what: str, seconds: float, directory: Path) -
         assert until(run.starts, 60)
     found: dict[str, Any] = {"part": what, "seconds": seconds}
     before, during = Timed(n1), Timed(n1)
-    before.ask()
+    for _ in range(3):
+        before.ask()
     before.call("stop", names[0])
     began = time.monotonic()
     with FAULTS[what](nodes):
@@ -311,7 +316,8 @@ def broken(nodes: dict[str, Node], what: str, seconds: float, directory: Path) -
         over = what in UNREACHED and seconds > LEASE + 30
         found["unmanaged"] = child.alive() if over else 0
     found["ready after s"] = round(until_ready(n1, 240), 1)
-    longer = {line: during.longer[line] - before.longer[line] for line in before.longer}
+    usual = before.longer()
+    longer = {line: now - usual[line] for line, now in during.longer().items()}
     found["slower by at most s"] = round(max(longer.values()), 2)
     found["slowest"] = max(longer, key=longer.__getitem__)
     found["longest stop s"] = round(during.took.pop("stop"), 2)

@@ -283,6 +283,8 @@ class Fleet:
         try:
             reply = await conversation.ask(request)
         except trio.Cancelled:
+            if brief:
+                self.pace.missed(conversation.node)
             if brief and self._nursery is not None and conversation.node not in self._late:
                 self._late.add(conversation.node)
                 self._nursery.start_soon(self._await_late, conversation, began)

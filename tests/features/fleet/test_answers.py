@@ -4,6 +4,7 @@ because of another one."""
 from __future__ import annotations
 
 import socket
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -12,7 +13,7 @@ import trio
 from sfad.features.fleet.messages import Relay
 from sfad.features.fleet.node import Asking, Fleet
 from sfad.features.fleet.nodes import Nodes
-from sfad.features.fleet.pace import Pace
+from sfad.features.fleet.pace import LATE, LEAST, LONGER, UNKNOWN, Pace
 from sfad.protocol import messages as m
 from sfad.protocol.errors import RequestError
 from sfad.protocol.framing import frame
@@ -112,3 +113,20 @@ async def test_an_answer_that_comes_too_late_tells_how_slow_its_node_is() -> Non
         with fleet.theirs as theirs:
             theirs.sendall(pack_message(m.Selected(id=1, runs=[])))
     assert fleet.pace.patience("n2") > before
+
+
+def test_a_node_that_is_late_has_longer_and_one_that_is_silent_has_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("sfad.features.fleet.pace.time", SimpleNamespace(monotonic=lambda: now))
+    pace = Pace()
+    assert pace.patience("n2") == UNKNOWN
+    pace.missed("n2")
+    pace.answered("n2", 2.5)
+    assert pace.patience("n2") == 2.5 + LONGER
+    pace.missed("n2")
+    now += LATE + 1
+    assert pace.patience("n2") == LEAST
+    pace.answered("n2", 0.1)
+    assert pace.patience("n2") > LEAST
