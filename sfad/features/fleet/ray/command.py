@@ -49,6 +49,9 @@ def endurance() -> dict[str, str]:
         # how long the kernel sends again what is not acknowledged (TCP_USER_TIMEOUT), each time
         # after a longer pause; else two minutes, and a network that is back is not noticed
         "RAY_grpc_client_keepalive_timeout_ms": "10000",
+        # else 15: while agents keep all processors busy, the actor, through which nodes speak with
+        # each other, gets no time
+        "RAY_worker_niceness": "0",
         # no second worker beside that of the actor
         "RAY_prestart_worker_first_driver": "0",
     }
