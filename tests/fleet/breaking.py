@@ -294,6 +294,7 @@ def broken(nodes: dict[str, Node], what: str, seconds: float, directory: Path) -
     for run in (first, far, near, child):
         assert until(run.starts, 60)
     found: dict[str, Any] = {"part": what, "seconds": seconds}
+    until(lambda: nodes["n2"].sfactl("list", "--fleet").returncode == 0, 60)
     before, during = Timed(n1), Timed(n1)
     for _ in range(3):
         before.ask()

@@ -101,8 +101,10 @@ class NodeActor:
             return
 
         def done(future: Any) -> None:
-            if future.exception() is not None:
-                self._handles.pop(node, None)
+            if (error := future.exception()) is not None:
+                # one that Ray makes again keeps its handle, which nothing tells without the head
+                if not isinstance(error, ray.exceptions.ActorUnavailableError):
+                    self._handles.pop(node, None)
                 then(None)
             else:
                 self._heard[node] = time.monotonic()
