@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from sfad.protocol.inherited import own_standard_descriptors, repair_process, unblock_signals
 
 from .connecting.inside import inside_run
+from .connecting.signals import end_waits
 from .entry import guarded, leave
 from .shims.real_program import become
 
@@ -26,6 +27,7 @@ def main(program: str, *, automatic: bool = False) -> None:
     """Stand in for the program, with the arguments of this process. `automatic`: no person has
     installed this shim."""
     own_standard_descriptors()
+    end_waits()
     leave(guarded(lambda: _stand_in(program, sys.argv[1:], automatic=automatic)))
 
 

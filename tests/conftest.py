@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import signal
 import sys
 import tempfile
@@ -134,6 +135,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     # programs so, and with more
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    # a shell may allow fewer descriptors than some tests have open
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 4096)), hard))
     if not _WORKER:
         reap_above()
         os.environ[SESSION] = f"{os.getpid()}-{time.time_ns()}"
@@ -193,10 +197,9 @@ def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
     """Report them, or that there are none."""
+    left: list[str] = config.stash.get(_LEFT, [])
     terminalreporter.section("left behind")
-    terminalreporter.write_line(
-        "\n".join(config.stash.get(_LEFT, [])) or "nothing: no process, no cgroup, no file"
-    )
+    terminalreporter.write_line("\n".join(left) or "nothing: no process, no cgroup, no file")
     config.stash[_OUTSIDE].close()
     if failures := config.getoption("--failures"):
         reports = [*terminalreporter.getreports("failed"), *terminalreporter.getreports("error")]

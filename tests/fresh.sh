@@ -30,7 +30,7 @@ closed      stdin is closed
 pipe        stdin is a pipe
 umask000    files are open to all unless a program says otherwise
 umask077    files are closed to others
-few         256 descriptors
+few         256 descriptors, if it does not ask for more
 onecore     one processor"
 
 CELLS="\
@@ -177,7 +177,7 @@ before() { # CELL PLACE: prints a script that brings about what its argument, a 
     has "$1" variables && printf 'make .venv/.tests || exit\n%s\n' "$VARIABLES"
     has "$1" umask000 && echo 'umask 000'
     has "$1" umask077 && echo 'umask 077'
-    has "$1" few && echo 'ulimit -n 256'
+    has "$1" few && echo 'ulimit -S -n 256'
     has "$1" closed && echo 'exec <&-'
     if has "$1" terminal; then
         echo 'exec script --quiet --return --command "sh $1" /dev/null'

@@ -9,4 +9,5 @@
 `trust`         whether to trust the process at the other end
 `inside`        whether this process is inside a run
 `bounded`       a bound on the time of what has none
+`signals`       lets a signal end a wait whenever it comes
 """

@@ -48,6 +48,7 @@ from sfad.protocol.types import ErrorCode
 
 from .. import exits
 from .inside import inside_run
+from .signals import wait_readable
 from .trust import distrusted
 
 R = TypeVar("R", bound=Reply)
@@ -489,6 +490,7 @@ class Client:
 
     def _read(self) -> None:
         try:
+            wait_readable(self._socket.fileno(), self._socket.gettimeout())
             for answer in self._conversation.read(self._socket):
                 if isinstance(answer.reply, Error) and not answer.reply.id:
                     # it is about the connection, which the daemon closes next
@@ -497,7 +499,10 @@ class Client:
                 self._answers.append(answer)
         except TimeoutError:
             raise Unreachable(
-                self.path, "silent", f"no answer within {self._socket.gettimeout():g} s"
+                self.path,
+                "silent",
+                f"no answer within {self._socket.gettimeout():g} s; it hangs or cannot start, and "
+                "its log says why (of a service: systemctl status sfad)",
             ) from None
         except ConnectionResetError:
             raise self._lost() from None

@@ -17,6 +17,7 @@ from sfad.protocol.requests.steering import Stop, Stopped
 from sfad.protocol.types import RunInfo, Status
 
 from .. import exits, output
+from ..connecting import signals
 from ..connecting.connection import Client, DaemonError
 from ..exits import ExitCode, UsageError
 from ..options.selection import RunSelection
@@ -113,6 +114,7 @@ def run(client: Client, message: Spawn, wanted: SpawnOptions) -> int:
             _copy(client, placed.id)
         ended = _wait(client, started.id)
     except KeyboardInterrupt:
+        signals.taken()
         output.note(f"sfactl: stopping {started.id}")
         client.reconnect("stop it with sfactl stop")
         stopped = client.call(Stop(id=0, runs=[started.id], signal=2), Stopped)

@@ -51,7 +51,7 @@ class SignalPipe:
         self.descriptor, self._write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def __enter__(self) -> SignalPipe:
-        signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
+        self._outer = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
         # the interpreter writes a signal to the pipe only if it has a handler
         for wanted in self._wanted:
             signal.signal(wanted, lambda _number, _frame: None)
@@ -60,7 +60,7 @@ class SignalPipe:
     def __exit__(self, *_error: object) -> None:
         for wanted, previous in self._previous.items():
             signal.signal(wanted, previous)
-        signal.set_wakeup_fd(-1)
+        signal.set_wakeup_fd(self._outer)
         os.close(self.descriptor)
         os.close(self._write_end)
 

@@ -79,7 +79,7 @@ class PeerListener(trio.abc.Listener[trio.SocketStream]):
 
     async def accept(self) -> trio.SocketStream:
         while True:
-            # a checkpoint: who connects without pause does not keep other tasks waiting
+            # a checkpoint: a client that connects without pause does not keep other tasks waiting
             stream = await self._listener.accept()
             if self._accepts(stream) and self._room():
                 stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENT_MS)
@@ -222,6 +222,7 @@ def serve(source: Source, place: Place, *, opens: bool) -> int:
     context = tls_of(place)
     listener = _bound(place)
     place = place._replace(port=listener.getsockname()[1])
+    signal.set_wakeup_fd(-1)  # trio has its own, and warns of another
     try:
         with closing(listener), kept(place.name) as (known, lock, brief):
             gate = Gate(_origins(place), known)

@@ -245,8 +245,9 @@ def test_the_person_at_a_run_is_told_how_to_approve(start: Start, daemon: World)
         "request_increase",
         "--limit",
         "turns=1",
-        *script("$SFACTL report --turns 2"),
+        *script("$SFACTL report --turns 2", "read -r _ || true"),
     )
+    assert process.stdin is not None
     assert process.stderr is not None
     said = [process.stderr.readline().decode() for _ in range(3)]
     assert said[1:] == [
@@ -257,6 +258,7 @@ def test_the_person_at_a_run_is_told_how_to_approve(start: Start, daemon: World)
         ),
     ]
     daemon.sfactl("approve", "a1")
+    process.stdin.close()
     assert process.wait(PATIENCE) == 0
 
 

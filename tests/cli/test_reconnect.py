@@ -906,3 +906,28 @@ def test_an_answer_before_the_end_is_taken(server: Scripted, client: Starter) ->
     server.say(m.RunReply(id=waiting.id, run=FAILED))
     server.stop()
     assert ended(process)[0] == 3
+
+
+SWALLOWS = """
+import os, signal
+from sfactl.connecting import signals
+signals.end_waits()
+reader, _ = os.pipe()
+for number in (signal.SIGINT, signal.SIGINT):
+    try:  # as msgspec does where it makes a decoder
+        os.kill(os.getpid(), number)
+    except KeyboardInterrupt:
+        pass
+    try:
+        signals.wait_readable(reader, None)
+    except KeyboardInterrupt:
+        print("ended", flush=True)
+assert not signals.taken()
+"""
+
+
+def test_an_interrupt_that_a_library_has_swallowed_ends_the_next_wait() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SWALLOWS], capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert (done.stdout, done.stderr) == ("ended\nended\n", "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import sys
 import time
@@ -238,7 +239,7 @@ def test_a_placed_run_shows_what_it_has_used_and_where_it_comes_from(nodes: Flee
 
 def test_a_placed_child_has_its_ancestors_on_both_nodes_and_is_listed_once(nodes: Fleet) -> None:
     n1, n2 = nodes["n1"], nodes["n2"]
-    sfactl = Path(sys.executable).with_name("sfactl")
+    sfactl = shlex.quote(str(Path(sys.executable).with_name("sfactl")))
     starts = f"{sfactl} spawn --on n2 --name inner -- sleep 300; exec sleep 300"
 
     def told() -> list[tuple[str, list[str], int, str]]:

@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import sysconfig
 from collections.abc import Iterator
 from contextlib import suppress
@@ -27,7 +26,7 @@ class Machine:
         self.lock, self._begun = directory / "ray", directory / "begun"
         self._bin = directory / "bin"
         self._bin.mkdir()
-        (self._bin / "python").symlink_to(os.path.realpath(sys.executable))
+        (self._bin / "python").symlink_to(os.path.realpath("/proc/self/exe"))
         ray = self._bin / "ray"
         ray.write_text(f'#!/bin/sh\necho "$$ $*" >> {self._begun}\nsleep 1000 &\nwait\n')
         ray.chmod(0o755)
