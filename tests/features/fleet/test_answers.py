@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from sfad.features.fleet.messages import Relay
 from sfad.features.fleet.node import Asking, Fleet
@@ -76,11 +77,12 @@ class Busy:
         return BUSY
 
 
-@pytest.mark.usefixtures("autojump_clock")
-async def test_a_node_that_refuses_other_questions_lives() -> None:
+async def test_a_node_that_refuses_other_questions_lives(autojump_clock: MockClock) -> None:
+    began = autojump_clock.current_time()
     nodes = Nodes(cast("Fleet", Busy()), cast("Any", Values()))
     stopped = await nodes.ask_living("n2", m.Stop(id=0, runs=["a1"]), m.Stopped, 75.0)
     assert stopped.stopped == ["a1"]
+    assert autojump_clock.current_time() - began < 75.0
 
 
 async def test_a_relayed_question_that_is_not_known_here_is_refused() -> None:
