@@ -68,9 +68,9 @@ TRIO_FORM = {"sfactl.api.awaited", "sfactl.api.streaming", "sfactl.api.trio_agen
 """The Python client for trio."""
 
 HEAVY = (
-    "trio", "psutil", "textual", "mcp", "genai_prices", "rich", "asyncio", "httpx2", "h11",
-    "brotli", "backports", "prometheus_client", "opentelemetry", "requests", "starlette",
-    "hypercorn",
+    "trio", "psutil", "textual", "mcp", "genai_prices", "rich", "asyncio", "httpx2",
+    "httpcore2", "h11", "brotli", "backports", "prometheus_client", "opentelemetry", "requests",
+    "starlette", "hypercorn",
 )  # fmt: skip
 
 
@@ -387,7 +387,7 @@ def test_the_core_loads_no_shell() -> None:
 
 def test_the_daemon_loads_nothing_of_the_gateways() -> None:
     assert not loaded_by("import sfad.daemon, sfad.daemon.serving, sfad.cli") & {
-        "httpx2", "h11", "brotli", "backports", "genai_prices", "prometheus_client",
+        "httpx2", "httpcore2", "h11", "brotli", "backports", "genai_prices", "prometheus_client",
     }  # fmt: skip
 
 

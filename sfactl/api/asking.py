@@ -425,7 +425,7 @@ def summary(
 ) -> Call[Summary]:
     if isinstance(since, datetime):
         since = since.timestamp()
-    begin = time.time() - SUMMARISED if since is None else since
+    begin = time.time() - SUMMARISED if since is None else float(since)
     given = Summarise(id=0, since=begin, by=by, labels=dict(labels or {}), **chosen)
     return Call(given, Summarised, lambda reply: reply.summary)
 

@@ -285,7 +285,7 @@ def _surroundings(pids: Sequence[int]) -> tuple[list[str], list[str]]:
     for pid in pids:
         with suppress(OSError, KeyError):
             homes[pwd.getpwuid(os.stat(f"/proc/{pid}").st_uid).pw_dir] = None
-        for above in _line(pid):
+        for above in _with_ancestors(pid):
             path = os.fsdecode(kernel.variable(above, b"PATH") or b"").split(":")
             paths.update((each, None) for each in path if each.startswith("/"))
             home = os.fsdecode(kernel.variable(above, b"HOME") or b"")
@@ -293,7 +293,7 @@ def _surroundings(pids: Sequence[int]) -> tuple[list[str], list[str]]:
     return list(paths)[:_MOST_DIRECTORIES], list(homes)[:_MOST_HOMES]
 
 
-def _line(pid: int) -> Iterator[int]:
+def _with_ancestors(pid: int) -> Iterator[int]:
     """Yield a process and those above it, up to this one."""
     for _ in range(_MOST_ANCESTORS):
         yield pid

@@ -162,7 +162,7 @@ def _wanted(request: Spawn, info: RunInfo, uid: int) -> WantedAgentSession | Non
     if program is None:
         if info.session_id is None:
             raise wrong_state(
-                f"run {info.id} cannot be continued: its command ('{program_name(info.argv)}') "
+                f"run {info.id} cannot be continued: its command ('{info.argv[0]}') "
                 "is no agent program whose sessions sfad knows; "
                 f"an agent's entry can say how with `resume`. {_from_the_beginning(info)}"
             )

@@ -89,6 +89,8 @@ class LimitsConfig(Struct, frozen=True, kw_only=True):
     """Equal tool calls in a row after which `run_repeating` is published."""
     pause_max: Annotated[float, Meta(ge=1, le=31 * 86400, extra=DURATION)] = 86400.0
     approval_timeout: Annotated[float, Meta(ge=1, le=31 * 86400, extra=DURATION)] = 600.0
+    waiting: Literal["continue", "pause", "terminate"] = "terminate"
+    """What follows a limit of waiting for a person that names no action."""
 
 
 class StopConfig(Struct, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ from ... import config as configuration
 from ...agents.registered import registered
 from ...config import ConfigError, Loaded
 from ...core.state.access import AccessRules
+from ...core.state.limits import usual_action
 from ...core.state.policy import (
     AttemptsConfig,
     GuardConfig,
@@ -18,10 +19,10 @@ from ...core.state.policy import (
 )
 from ...features.listed import FEATURES
 from ...protocol.encoding import tag
-from ...protocol.kinds import DEFAULT_KEYS, KINDS
+from ...protocol.kinds import DEFAULT_KEYS
 from ...protocol.known import CODING_AGENT
 from ...protocol.messages import Change
-from ...protocol.types import Action, Limit, LimitKind
+from ...protocol.types import Limit, LimitKind
 
 ACCESS = {
     tag(request): access
@@ -55,7 +56,7 @@ def policy_of(loaded: Loaded, *, everyone: bool) -> Policy:
         threshold = getattr(config.defaults, key, None)
         if threshold is None:
             return None
-        action = Action.TERMINATE if KINDS[kind].acts else Action.WARN
+        action = usual_action(kind, config.section("limits", LimitsConfig))
         return Limit(
             kind=kind, threshold=float(threshold), action=action, source=origin(f"defaults.{key}")
         )

@@ -1,4 +1,4 @@
-"""What a daemon does of this: what is shown and saved, and what nodes of a fleet tell each
+"""The part in a daemon: what is shown and saved, and what nodes of a fleet tell each
 other."""
 
 from collections.abc import Iterable, Mapping

@@ -1,4 +1,4 @@
-"""What a daemon does of this: `start_session`, and what the peer may do with sessions,
+"""The part in a daemon: `start_session`, and what the peer may do with sessions,
 `session_rights`."""
 
 from ...core.state.request import SessionAsked

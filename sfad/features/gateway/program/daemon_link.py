@@ -1,13 +1,13 @@
 """What the gateway asks of the daemon about each call, and what it tells after it."""
 
-import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from functools import partial
 from typing import Protocol, TypeVar
 
 import trio
 from msgspec import Struct, field
 
+from ....host import streams
 from ....host.linux.callers import Caller
 from ....protocol import messages as m
 from ....protocol.conversation import Conversation, hello, rights
@@ -270,8 +270,7 @@ class DaemonLink:
         `_send_rest`. Without a switch of tasks: three messages are sent for each call."""
         sent = 0
         if not self._unsent and self._stream is not None:
-            with suppress(OSError):  # it takes nothing now, or has gone: that is found out
-                sent = os.write(self._stream.socket.fileno(), frame)
+            sent = streams.write(self._stream.socket, frame)
         if sent < len(frame):
             self._unsent += frame[sent:]
             self._waiting.unpark_all()
@@ -304,11 +303,12 @@ class DaemonLink:
                 del self._open[open_.request.id]
             else:
                 self._write(m.pack_message(open_.request))
+        receive = partial(streams.read, stream.socket, _PIECE)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._send_rest, stream, nursery.cancel_scope)
             try:
                 while True:
-                    for reply in await conversation.arrived(stream.receive_some):
+                    for reply in await conversation.arrived(receive):
                         self._take(reply)
             except (OSError, trio.BrokenResourceError, ProtocolError):
                 pass
