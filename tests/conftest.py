@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import signal
 import sys
 import tempfile
@@ -134,6 +135,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     # programs so, and with more
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    # a shell may allow fewer descriptors than some tests have open
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 4096)), hard))
     if not _WORKER:
         reap_above()
         os.environ[SESSION] = f"{os.getpid()}-{time.time_ns()}"

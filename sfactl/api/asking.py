@@ -50,12 +50,12 @@ from sfad.protocol.requests.steering import (
     Stop,
     Stopped,
 )
-from sfad.protocol.requests.subscriptions import (
+from sfad.protocol.requests.summary import By, Summarise, Summarised, Summary
+from sfad.protocol.requests.windows import (
     ListSubscriptions,
     SubscriptionInfo,
     SubscriptionList,
 )
-from sfad.protocol.requests.summary import By, Summarise, Summarised, Summary
 from sfad.protocol.types import (
     SEVERITIES,
     CallInfo,

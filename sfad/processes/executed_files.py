@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from ..core.state.naming import file_program, interpreter_of, script_word
-from ..protocol.known import KNOWN_PROGRAMS
+from ..protocol.known import KNOWN_PROGRAMS, is_named_so
 from . import kernel
 
 _LEAST = 1 << 20
@@ -311,7 +311,7 @@ def _installations(program: str, paths: list[str], homes: list[str]) -> Iterator
     ]
     for place in places:
         path = os.path.realpath(f"{place}/{program}")
-        if os.path.isfile(path) and not path.endswith(f"/shims/{program}"):
+        if os.path.isfile(path) and not is_named_so(path, program):
             yield path
             yield from _natives(path, program)
     for home in homes:

@@ -374,7 +374,7 @@ class AlertState(Struct, frozen=True, kw_only=True, gc=False):
     """An alert that is raised."""
 
     type: str
-    """`alert_cost` and the like (docs/hooks.md#alerts)."""
+    """`alert_cost` and the like (docs/protocol.md#events)."""
     scope: Literal["run", "user", "team", "daemon"]
     value: float
     """When the alert was raised."""
@@ -746,6 +746,13 @@ class RunInfo(
     """Of a live run: the calls of tools that its agent asks a person for."""
     checks: tuple[Check, ...] = ()
     """What has to succeed before it is completed, in order."""
+
+    @property
+    def executes_on(self) -> tuple[str, RunId] | None:
+        """The node that executes it in place of this one, and its id there; empty if it has none
+        yet."""
+        place = self.fleet
+        return (place.node, place.run) if place is not None and place.node is not None else None
 
     @property
     def in_all(self) -> Usage:

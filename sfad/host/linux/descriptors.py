@@ -85,12 +85,15 @@ class Descriptors:
         self._counted = -1
         """The round of the last count."""
         self._open = 0
+        self._promised = 0
+        """Launches of runs that were asked for in this round, whose descriptors are granted."""
         self.limit = self._allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
     def refusal(self, need: Need, more: int = 0) -> str | None:
         """Say why `more` descriptors cannot be had for `need`, or return `None`."""
         if self._counted != self._rounds.number:
             self._counted, self._open = self._rounds.number, self._count()
+            self._promised = 0
             self._allowed = min(self.limit, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         limit = self._allowed
         reserved = need * min(RESERVE, max(LEAST_RESERVE, limit // 16))
@@ -104,8 +107,22 @@ class Descriptors:
             "end some runs or clients, or raise LimitNOFILE= of the daemon's unit (ulimit -n)"
         )
 
+    def check_spawn(self) -> None:
+        """Raise `OSError` where too few descriptors are left for the launch of a run that is asked
+        for."""
+        self._check()
+        self._promised += 1
+
     def check_launch(self) -> None:
         """Raise `OSError` where too few descriptors are left for the launch of a run."""
+        # if it was asked for in this round, they must not be counted twice: all that an agent asks
+        # for would be admitted and fail
+        if self._promised and self._counted == self._rounds.number:
+            self._promised -= 1
+        else:
+            self._check()
+
+    def _check(self) -> None:
         refusal = self.refusal(Need.RUN, LAUNCH)
         if refusal is not None:
             raise OSError(refusal)
