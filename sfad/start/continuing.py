@@ -19,6 +19,7 @@ from ..protocol.kinds import KINDS
 from ..protocol.known import KNOWN_PROGRAMS
 from ..protocol.limits import format_amount
 from ..protocol.messages import Continuation, Spawn
+from ..protocol.requests.starting import OF_CLIENT
 from ..protocol.types import Limit, LimitKind, RunInfo, Status
 from ..usage.resumable import NotResumable, WantedAgentSession
 from .prepared import Prepared, Surroundings
@@ -31,7 +32,7 @@ MAX_TASK = 120_000
 
 _OF_REQUEST = frozenset(
     {"id", "argv", "cwd", "env", "umask", "agent", "placeholders", "agent_session", "tied", "watch",
-     "key", "claim", "stdin", "stdio", "descriptors", "shim", "automatic", "env_set", "limits",
+     "key", "claim", "stdin", "stdio", "descriptors", *OF_CLIENT, "env_set", "limits",
      "labels", "continues", "detach", "log", "after"}
 )  # fmt: skip
 """Fields of which not simply the one that differs from its default counts."""
@@ -161,7 +162,7 @@ def _wanted(request: Spawn, info: RunInfo, uid: int) -> WantedAgentSession | Non
     if program is None:
         if info.session_id is None:
             raise wrong_state(
-                f"run {info.id} cannot be continued: its command ('{program_name(info.argv)}') "
+                f"run {info.id} cannot be continued: its command ('{info.argv[0]}') "
                 "is no agent program whose sessions sfad knows; "
                 f"an agent's entry can say how with `resume`. {_from_the_beginning(info)}"
             )
@@ -235,10 +236,11 @@ def check_ended(info: RunInfo) -> None:
         raise wrong_state(
             f"run {info.id} has not ended: wait for it (sfactl wait {info.id}) or stop it first"
         )
-    if info.fleet is not None and info.fleet.node is not None:
+    if info.executes_on is not None:
+        node, there = info.executes_on
         raise wrong_state(
-            f"run {info.id} executed on node {info.fleet.node}, which has its session: "
-            f"there, sfactl continue {info.fleet.run}"
+            f"run {info.id} executed on node {node}, which has its session: "
+            f"there, sfactl continue {there}"
         )
     if info.started_at is None and info.session_id is None:
         raise wrong_state(

@@ -23,7 +23,7 @@ from .asker import EXPECTED
 async def continue_lost(runtime: Runtime) -> None:
     """Continue the trees that ended so, each once, and forget what was kept for others that have
     ended."""
-    kept, limiter = runtime.spool.continued_with, trio.CapacityLimiter(1)
+    kept, limiter = runtime.resources.spool.continued_with, trio.CapacityLimiter(1)
     for run in kept.runs():
         if run in runtime.catalogue.live:
             continue
@@ -31,7 +31,7 @@ async def continue_lost(runtime: Runtime) -> None:
         if (
             info is not None
             and found is not None
-            and runtime.config.service.continue_lost
+            and runtime.in_force.config.service.continue_lost
             and _is_lost(info)
         ):
             try:
@@ -80,4 +80,4 @@ def _answered(runtime: Runtime, run: RunId, said: c.Answer) -> None:
 
 
 def _tell(runtime: Runtime, run: RunId, why: str) -> None:
-    runtime.log.warning(f"run {run} is lost and was not continued: {why}")
+    runtime.resources.log.warning(f"run {run} is lost and was not continued: {why}")

@@ -16,9 +16,9 @@ from ....protocol.requests.gateway import (
     AdmitCall,
     CallDecision,
     EndCall,
-    SeeSubscription,
+    SeeWindows,
 )
-from ....protocol.texts.egress import Destination, destination
+from ....protocol.texts.destinations import Destination, destination
 from ....protocol.types import Tokens
 from ..messages import (
     CallerFound,
@@ -81,7 +81,7 @@ class Daemon(Protocol):
     def silent(self, call: SilentCall) -> None:
         """Tell that a call gets no answer, or gets one after that was told."""
 
-    def subscription_seen(self, seen: SeeSubscription) -> None:
+    def subscription_seen(self, seen: SeeWindows) -> None:
         """Tell what a reply says of a subscription's windows."""
 
     def unasked(self, request: UnaskedRequest) -> None:
@@ -140,7 +140,7 @@ class DaemonLink:
         """Whose withdrawal is not answered yet, by the number of the request."""
         self._reservations: set[str] = set()
         """Of calls whose end the daemon has not answered yet."""
-        self._subscriptions: dict[tuple[str, str, str | None], SeeSubscription] = {}
+        self._subscriptions: dict[tuple[str, str, str | None], SeeWindows] = {}
         """What was last seen of each subscription. A daemon that was killed may have heard of it,
         and not have saved it."""
         self._last = 0
@@ -206,7 +206,7 @@ class DaemonLink:
     def silent(self, call: SilentCall) -> None:
         self._send(_Open(self._numbered(call)))
 
-    def subscription_seen(self, seen: SeeSubscription) -> None:
+    def subscription_seen(self, seen: SeeWindows) -> None:
         key = seen.provider, seen.login, seen.organization
         self._subscriptions.pop(key, None)
         self._subscriptions[key] = self._numbered(seen)
@@ -288,7 +288,7 @@ class DaemonLink:
         told |= {
             number: open_
             for number, open_ in self._open.items()
-            if isinstance(open_.request, SeeSubscription)
+            if isinstance(open_.request, SeeWindows)
         }
         self._open = {
             **dict(sorted(told.items())),

@@ -25,7 +25,7 @@ from ....host.http_connection import ClientGoneError, HttpConnection
 from ....host.linux.callers import Caller
 from ....protocol.known import provider_of
 from ....protocol.requests.gateway import AdmitCall
-from ....protocol.requests.subscriptions import Provider
+from ....protocol.requests.windows import Provider
 from ....protocol.types import SILENT_AFTER
 from .apis import Api, ModelCall, most_output
 from .bodies.coding import Coding, UnreadableBodyError

@@ -17,7 +17,7 @@ import httpx2
 from msgspec import Struct
 
 from ....host.tasks import in_thread
-from ....protocol.texts.egress import PORTS, host_of
+from ....protocol.texts.destinations import PORTS, host_of
 from .apis import APIS, Api
 from .bodies.coding import ENCODINGS
 from .egress_rules import literal

@@ -28,9 +28,9 @@ from sfad.protocol.requests.gateway import (
     AdmitCall,
     CallDecision,
     EndCall,
-    SeeSubscription,
+    SeeWindows,
 )
-from sfad.protocol.texts.egress import destination
+from sfad.protocol.texts.destinations import destination
 from tests.harness import until
 
 Script = Callable[[trio.SocketStream, bytes], Awaitable[None]]
@@ -130,7 +130,7 @@ class ScriptedDaemon:
     unasked_for: list[UnaskedRequest] = field(default_factory=list)
     egress: tuple[str, ...] = ()
     keyed_only: bool = False
-    plans: list[SeeSubscription] = field(default_factory=list)
+    plans: list[SeeWindows] = field(default_factory=list)
     holds_rejected: bool = False
     refused_hosts: list[tuple[str, str, int, str]] = field(default_factory=list)
     withdrawn: int = 0
@@ -171,7 +171,7 @@ class ScriptedDaemon:
     def ended(self, call: EndCall) -> None:
         self.told.append(call)
 
-    def subscription_seen(self, seen: SeeSubscription) -> None:
+    def subscription_seen(self, seen: SeeWindows) -> None:
         self.plans.append(seen)
 
     def unasked(self, request: UnaskedRequest) -> None:
