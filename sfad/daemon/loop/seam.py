@@ -155,7 +155,7 @@ Answer = Callable[[Any, Any], Any]
 and the request."""
 
 
-_ALONE = "this daemon shares nothing with other machines"
+_ALONE = "this daemon is in no fleet"
 
 
 class Keeper:
