@@ -45,7 +45,7 @@ class Feature(Struct, frozen=True, kw_only=True):
     rule needs of the config is in `Question.policy.sections`."""
     decides: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `Spawn` that it carries out, each one of `requests.starting.OF_FEATURES`, and their
-    types. What it decides about a run is saved under the same name (`runs.decided.Parts`), and
+    types. What it decides about a run is saved under the same name (`runs.live.Parts`), and
     begins as what was asked. It is only told of runs for which it does something."""
     sandboxes: bool = False
     """That is a sandbox: the run's main process keeps the command in it."""

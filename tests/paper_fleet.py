@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from sfad.features.fleet.messages import FleetNode, FleetPush, FleetTold
 from sfad.features.fleet.ray.link import Link
@@ -161,16 +162,23 @@ class Fleet:
 
 @contextmanager
 def fleet(
-    directory: Path, names: Sequence[str] = ("n1", "n2"), *, lease: float = 5, more: str = ""
+    directory: Path,
+    names: Sequence[str] = ("n1", "n2"),
+    *,
+    lease: float = 5,
+    more: str = "",
+    options: Callable[[str], Mapping[str, Any]] = lambda _: {},
 ) -> Iterator[Fleet]:
     """Run a daemon for each node, until all have an actor. `more`: of the config, from within its
-    section `fleet` on."""
+    section `fleet` on; `options`: of the daemon of a node."""
     with ExitStack() as stack:
         daemons = {}
         for name in names:
             (directory / name).mkdir()
             config = CONFIG.format(name=name, lease=lease, more=more)
-            daemons[name] = stack.enter_context(running(directory / name, config=config))
+            daemons[name] = stack.enter_context(
+                running(directory / name, config=config, **options(name))
+            )
         command = [sys.executable, "-m", "tests.paper_fleet"]
         command += [f"{name}={daemon.socket}" for name, daemon in daemons.items()]
         actors = subprocess.Popen(

@@ -20,7 +20,6 @@ from ..app import app
 from ..connecting.connection import ABSENT, Unreachable, connect, start_of
 from ..exits import ExitCode, Quit
 from ..options.shared import Json, Socket, flag
-from .shim import ShimPlace, installed
 
 LOW_DISK = 1 << 30
 """Bytes: sixteen runs that fill their 64 MiB of output."""
@@ -344,6 +343,8 @@ def _shims(status: DaemonStatus | None) -> Iterator[Finding]:
             return
     if not status.shims:
         return
+    from .shim import ShimPlace, installed  # is gone with the feature, and so are shims
+
     found = installed(ShimPlace(Path(status.shim_dir), frozenset(status.shims)))
     outdated = [shim.program for shim in found if shim.state == "outdated"]
     names = ", ".join(shim.program for shim in found)

@@ -24,8 +24,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from sfad.protocol.conversation import Answer, Conversation, hello, rights
-from sfad.protocol.encoding import tag
-from sfad.protocol.framing import MAX_REQUEST, ProtocolError
+from sfad.protocol.framing import MAX_REQUEST, ProtocolError, tag
 from sfad.protocol.paths import (
     LEDGER,
     SOCKET,

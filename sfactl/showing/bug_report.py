@@ -35,7 +35,8 @@ def _lines(
     yield "## What happened, and what you expected"
     yield "\n(write here; `sfactl why RUN` and `sfactl events RUN` tell what became of a run)\n"
     yield "## Machine\n"
-    yield f"- sfad {__version__}, Python {platform.python_version()}, {platform.libc_ver()[1]}"
+    libc = " ".join(platform.libc_ver()).strip() or "no glibc"
+    yield f"- sfad {__version__}, Python {platform.python_version()}, {libc}"
     yield f"- Linux {platform.release()} {platform.machine()}, {_distribution()}"
     yield f"- {', '.join(_installed())}"
     if status is not None:

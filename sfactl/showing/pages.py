@@ -81,10 +81,10 @@ class Newest:
             wanted = replace(self._wanted, rows=rows, before=before)
             page = self._client.call(wanted, RunList)
             self.queued = self.queued or page.queued
-            for run in sorted(page.runs, key=order, reverse=True):
-                if not run.status.terminal:
-                    self._live[run.id] = run
-                elif run.id not in seen:
+            self._live |= {run.id: run for run in page.runs if not run.status.terminal}
+            ended = [run for run in page.runs if run.status.terminal]
+            for run in sorted(ended, key=order, reverse=True):
+                if run.id not in seen:
                     if len(seen) == self._most:
                         self.truncated, self._before = True, run.id
                         return

@@ -15,8 +15,7 @@ from msgspec import Struct
 from .. import config as configuration
 from ..durable.adoption import Adoption, EarlierRuns, Rows
 from ..durable.handover import Handover
-from ..durable.saved import EarlierSpool
-from ..durable.spool import Spool
+from ..durable.spool import EarlierSpool, Spool
 from ..features.listed import FEATURES
 from ..host import systemd
 from ..host.clock import MonotonicClock, Timers

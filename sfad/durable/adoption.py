@@ -28,8 +28,7 @@ from ..processes.kernel import exit_status, is_alive
 from ..processes.launcher import Adopted, Launcher, LaunchRecord
 from ..protocol.texts.units import counted
 from ..protocol.types import CallInfo, Reason, RunId, RunInfo, Status
-from ..runs.decided import descriptors_of
-from ..runs.live import Live, StdinPipe, bounds_of
+from ..runs.live import Live, StdinPipe, bounds_of, descriptors_of
 from ..runs.showing import info_of
 from ..storage.ledger import OpenedLedger, RunExtra
 from ..storage.ledger.rows import is_damaged

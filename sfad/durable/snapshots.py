@@ -27,8 +27,7 @@ from ..host.tasks import LoopRounds
 from ..processes.credentials import Credentials
 from ..protocol.kinds import COSTS
 from ..protocol.types import CallInfo, LimitKind, RunId, Source
-from ..runs.decided import Output, Parts
-from ..runs.live import Live, SavedMain
+from ..runs.live import Live, Output, Parts, SavedMain
 from ..storage.store import Store
 
 # ---- Accounts as they are saved: money in USD, as everywhere outside the core. These are hooks for

@@ -115,11 +115,8 @@ class FdStore:
                 self._socket = sock
             except OSError:  # `notify` reports that systemd does not listen there
                 sock.close()
+        self.there = self._socket is not None
         self._unwanted: deque[str] = deque()
-
-    @property
-    def there(self) -> bool:
-        return self._socket is not None
 
     def keep(self, name: str, fd: int) -> bool:
         """Have systemd keep a copy of `fd`. Return whether it was asked; it does not answer.

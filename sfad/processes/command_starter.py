@@ -40,14 +40,12 @@ class CommandStarter:
         self,
         creator: ProcessCreator,
         containment: RunContainment,
-        cpus: RunCpus,
         mains: Mains,
         orphans: Orphans,
         nofile: int,
     ) -> None:
         self._creator = creator
         self._containment = containment
-        self._cpus = cpus
         self._mains = mains
         self._orphans = orphans
         self._nofile = nofile
@@ -80,20 +78,15 @@ class CommandStarter:
             raise _shortage(error, name) from error
         try:
             try:
-                before = kernel.ticks_since_boot()
                 child, report = self._spawn(
                     run, executed, files if executed is spec else executed.argv[:1], far_gate
                 )
-                # else /proc tells it
-                started = before if before == kernel.ticks_since_boot() else None
             finally:
                 os.close(far_gate)
             crash_point("spawned")
             # a pidfd needs no descriptor more than there are: that of `far_gate` at least is free
             # again
-            self._let_through(
-                run, self._own(run, child, report, spec, started), gate, spec, remember
-            )
+            self._let_through(run, self._own(run, child, report, spec), gate, spec, remember)
         finally:
             os.close(gate)
 
@@ -120,7 +113,7 @@ class CommandStarter:
                     report=far_end,
                     gate=gate,
                     nofile=self._nofile,
-                    cpus=self._cpus.of(run),
+                    cpus=run.bound_to,
                 )
             except BaseException:
                 os.close(report)
@@ -132,11 +125,9 @@ class CommandStarter:
             for fd in opened:
                 os.close(fd)
 
-    def _own(
-        self, run: LaunchedRun, child: NewChild, report: int, spec: LaunchSpec, started: int | None
-    ) -> MainProcess:
+    def _own(self, run: LaunchedRun, child: NewChild, report: int, spec: LaunchSpec) -> MainProcess:
         name = spec.argv[0] if spec.argv else b""
-        pid, pidfd, clone_block = child
+        pid, pidfd, clone_block, started = child
         sandboxed = spec.sandbox is not None
         main = MainProcess(
             pid,

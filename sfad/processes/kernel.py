@@ -20,8 +20,9 @@ from typing import NamedTuple
 
 from ..host.linux.time_namespace import offset_ns
 
-_TICKS = os.sysconf("SC_CLK_TCK")
-_AHEAD = offset_ns("boottime") * _TICKS // 1_000_000_000
+TICKS = os.sysconf("SC_CLK_TCK")
+"""Clock ticks in a second, as `Stat.started` counts."""
+AHEAD = offset_ns("boottime") * TICKS // 1_000_000_000
 """Clock ticks by which /proc shows starts later in this process's time namespace."""
 _FIRST_READ = 4096
 _MAX_READ = 8 * 1024 * 1024
@@ -111,7 +112,7 @@ def stat(pid: int) -> Stat | None:
     """Return one process, or `None`. Raises `OSError`."""
     fields = stat_fields(pid)
     return (
-        Stat(pid, fields[0].decode(), int(fields[1]), int(fields[19]) - _AHEAD, int(fields[17]))
+        Stat(pid, fields[0].decode(), int(fields[1]), int(fields[19]) - AHEAD, int(fields[17]))
         if fields
         else None
     )
@@ -125,16 +126,10 @@ def ancestors(pid: int, top: int = 0) -> Iterator[Stat]:
         pid = process.parent if pid != top else 0
 
 
-def ticks_since_boot() -> int:
-    """Return the start time, as `Stat.started` counts it, of a process that begins now: the kernel
-    takes it from this clock, and shows it rounded down (`start_boottime`, fs/proc/array.c)."""
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) * _TICKS // 1_000_000_000 - _AHEAD
-
-
 def age(started: int) -> float:
     """Return for how many seconds a process has lived, at least, that started then
     (`Stat.started`)."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - (started + _AHEAD) / _TICKS
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - (started + AHEAD) / TICKS
 
 
 def stat_fields(pid: int) -> list[bytes]:

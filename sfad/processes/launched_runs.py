@@ -175,6 +175,15 @@ class LaunchedRun(Struct, eq=False):
     def nonce(self) -> str:
         return self.cookie.rsplit(b":", 1)[1].decode()
 
+    @property
+    def bound_to(self) -> frozenset[int] | None:
+        """The CPUs of the nearest run that is bound. The daemon starts every run, so a child run
+        inherits none."""
+        run = self
+        while run.cpus is None and run.parent is not None:
+            run = run.parent
+        return run.cpus
+
     def upwards(self) -> Iterator[LaunchedRun]:
         """Yield the run and its ancestors, nearest first."""
         node: LaunchedRun | None = self
@@ -240,6 +249,18 @@ class LaunchedRun(Struct, eq=False):
         )
 
 
+_nonces: list[str] = []
+"""Nonces that no run has yet: getrandom(2) is asked for many at a time."""
+os.register_at_fork(after_in_child=_nonces.clear)
+
+
+def new_nonce() -> str:
+    """Return the random part of a run's cookie: 64 bits, hexadecimal."""
+    if not _nonces:
+        _nonces.extend(os.urandom(8 * 256).hex(" ", 8).split())
+    return _nonces.pop()
+
+
 def run_ids(tops: Iterable[LaunchedRun]) -> set[RunId]:
     return {below.id for run in tops for below in run.subtree()}
 
@@ -272,12 +293,12 @@ class LaunchedRuns(dict[RunId, LaunchedRun]):
     ) -> LaunchedRun:
         """Add a run below its parent, which was added before."""
         above = self[parent] if parent is not None else None
-        if not self:
+        if not self and self._first:
             self._first.unpark_all()
         run = self[run_id] = LaunchedRun(
             run_id,
             above,
-            f"{self.instance}:{run_id}:{nonce}".encode(),
+            f"{self.instance}:{run_id}:{nonce or new_nonce()}".encode(),
             bounds=bounds,
             first_started=first_started,
         )

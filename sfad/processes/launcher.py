@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Literal, Protocol
 
 import trio
-from msgspec import Struct, field
+from msgspec import Struct
 
 from ..core.events import Event
 from ..protocol.types import RunId
@@ -85,18 +85,6 @@ class Bounds(Struct, frozen=True):
 UNBOUND = Bounds()
 
 
-_nonces: list[str] = []
-"""Nonces that no run has yet: getrandom(2) is asked for many at a time."""
-os.register_at_fork(after_in_child=_nonces.clear)
-
-
-def new_nonce() -> str:
-    """Return the random part of a run's cookie: 64 bits, hexadecimal."""
-    if not _nonces:
-        _nonces.extend(os.urandom(8 * 256).hex(" ", 8).split())
-    return _nonces.pop()
-
-
 class LaunchSpec(Struct, frozen=True):
     """One attempt at a run's command. The descriptors stay the caller's; the launcher duplicates
     them."""
@@ -126,9 +114,9 @@ class LaunchSpec(Struct, frozen=True):
     the command in there (`helper.completed`)."""
     user: Credentials | None = None
     """Who executes the command; `None` is the daemon's own user."""
-    nonce: str = field(default_factory=new_nonce)
+    nonce: str = ""
     """The random part of the run's cookie, hexadecimal: the same for all attempts, so that the next
-    daemon finds the run by it."""
+    daemon finds the run by it. The launcher makes one where there is none."""
 
 
 class LaunchRecord(Struct, frozen=True):

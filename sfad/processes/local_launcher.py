@@ -242,7 +242,6 @@ class LocalLauncher(Launcher):
         self._starter = CommandStarter(
             self._creator,
             self._containment,
-            self._cpus,
             self._mains,
             self._orphans,
             nofile if nofile is not None else resource.getrlimit(resource.RLIMIT_NOFILE)[0],
@@ -262,8 +261,9 @@ class LocalLauncher(Launcher):
         self, run_id: RunId, parent: RunId | None, spec: LaunchSpec, remember: Remember
     ) -> None:
         run = self._runs.get(run_id) or self._runs.add(run_id, parent, spec.nonce)
-        if run.bounds != spec.bounds:
+        if run.bounds.cpu != spec.bounds.cpu:
             self._cpus.set_bounds(run, spec.bounds)
+        run.bounds = spec.bounds
         try:
             self._starter.start(run, spec, remember)
         except LaunchError as error:

@@ -10,11 +10,11 @@
 `known`       agent programs, meters and profiles that are built in
 `messages`    all requests and replies: a struct each, tagged by `type`
 `requests`    the same by subject
-`encoding`    values as msgpack and JSON, by msgspec
+`encoding`    values as JSON, by msgspec
 `event_types` the types of events, and patterns of them
 `errors`      how a request fails, and checks of fields that many requests have
-`framing`     4-byte big-endian length + msgpack, a pure decoder used by both sides, and the
-              versions of the protocol
+`framing`     4-byte big-endian length + msgpack, a pure decoder used by both sides, the
+              messages in frames, and the versions of the protocol
 `conversation` a client's end of a connection
 `paths`       where the socket and the state are
 `stand_ins`   files that stand in for agent programs

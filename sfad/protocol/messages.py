@@ -10,9 +10,9 @@ can read a newer daemon.
 `descriptors` in a message says how many file descriptors travel with its first byte as SCM_RIGHTS.
 """
 
-from .encoding import pack as pack
-from .encoding import reader
-from .encoding import tag as tag
+from .framing import pack as pack
+from .framing import reader
+from .framing import tag as tag
 from .requests.base import *
 from .requests.base import Request
 from .requests.daemon import *

@@ -15,7 +15,7 @@ from ..core.state.run import number_or_zero, run_id, run_number
 from ..host.clock import wall_clock
 from ..processes import kernel
 from ..processes.launcher import Footprint
-from ..protocol.encoding import pack
+from ..protocol.framing import pack
 from ..protocol.types import CallInfo, RunId, RunInfo, Status
 from ..storage.ledger.queries import CALLS, Page, Selection
 from ..storage.ledger.records import Records

@@ -1,13 +1,13 @@
-"""A live run as the daemon's shell knows it: what is kept beside the core's `Run`, and who waits
-for it."""
+"""A live run as the daemon's shell knows it: what was decided about it, what is kept beside the
+core's `Run`, and who waits for it."""
 
 import os
 from collections.abc import Callable, Iterator
 from datetime import datetime
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 import trio
-from msgspec import Struct, field
+from msgspec import Struct, defstruct, field
 from msgspec.structs import replace
 
 from ..agents import SESSION_VARIABLES, AgentProgram, Reading
@@ -17,10 +17,14 @@ from ..agents.registered import session_of
 from ..agents.setup_reader import NO_SETUPS, TreeSetups
 from ..core.state.request import Asked
 from ..core.state.run import Run
+from ..features.listed import FEATURES
 from ..host.linux.descriptors import close_soon
 from ..processes.credentials import Credentials
-from ..processes.launcher import Bounds, Launcher, new_nonce
+from ..processes.launched_runs import new_nonce
+from ..processes.launcher import Bounds, Launcher
 from ..protocol.messages import Spawn
+from ..protocol.requests.starting import Stdin as StdinKind
+from ..protocol.requests.starting import Stdio
 from ..protocol.types import (
     Action,
     CallInfo,
@@ -32,7 +36,74 @@ from ..protocol.types import (
 )
 from ..storage.ledger import RunExtra
 from ..storage.ledger.rows import SESSION
-from .decided import Output, Parts
+
+# ---- What was decided before the run starts, as far as the core does not have it
+
+
+class Output(Struct, omit_defaults=True):
+    """What a run reads and writes, and who reads that."""
+
+    stdin: StdinKind = "null"
+    stdio: Stdio = "files"
+    log: bool = True
+    quiet: bool = False
+    meter: str | None = None
+    """The meter that was asked for; `None`: that of the command."""
+
+    @property
+    def kept(self) -> bool:
+        """Whether its output goes to files."""
+        return self.log and self.stdio == "files"
+
+
+def descriptors_of(request: Spawn | Output) -> int:
+    """Return how many descriptors come with a request."""
+    return 3 if request.stdio == "inherit" else 1 if request.stdin == "descriptor" else 0
+
+
+_KINDS = {name: kind for each in FEATURES.values() for name, kind in each.decides.items()}
+_SANDBOXES = [name for each in FEATURES.values() if each.sandboxes for name in each.decides]
+
+
+class _Parts(Struct, omit_defaults=True):
+    """What each capability has decided. The code around it does not look into them."""
+
+    gateway: bool | None = None
+    """Whether its model calls go through the gateway; `None`: nothing was decided."""
+    direct: str | None = None
+    """Why its program goes without the gateway although the run may use it."""
+
+    def of(self, name: str) -> Any:
+        """Return what a feature has decided under a name of its `Feature.decides`, or what was
+        asked of it; `None` if it does nothing for the run, or is not there."""
+        return getattr(self, name, None)
+
+    def decide(self, name: str, decided: object) -> None:
+        setattr(self, name, decided)
+
+    @property
+    def sandbox(self) -> Any:
+        """What was decided about the sandbox in which the main process keeps the command; `None` if
+        it is the command itself."""
+        return next((found for name in _SANDBOXES if (found := self.of(name)) is not None), None)
+
+    @sandbox.setter
+    def sandbox(self, decided: object) -> None:
+        for name in _SANDBOXES:
+            self.decide(name, decided)
+
+
+if TYPE_CHECKING:
+    Parts = _Parts
+else:
+    Parts = defstruct(
+        "Parts",
+        [(name, kind | None, None) for name, kind in _KINDS.items()],
+        bases=(_Parts,),
+        omit_defaults=True,
+    )
+    """With what features decide, each under its name."""
+
 
 # ---- The pipe behind `--stdin`: what `send` writes, the run reads
 
@@ -487,10 +558,10 @@ def bounds_of(run: Run) -> Bounds:
     )
     return Bounds(
         memory=int(memory.limit.threshold)
-        if memory is not None and memory.action is Action.TERMINATE
+        if memory is not None and memory.limit.action is Action.TERMINATE
         else None,
         pids=int(pids.limit.threshold)
-        if pids is not None and pids.action is Action.TERMINATE
+        if pids is not None and pids.limit.action is Action.TERMINATE
         else None,
         cpu=cpu.limit.threshold if cpu is not None else None,
     )

@@ -65,7 +65,8 @@ def info_of(
         live.fix(fixed, asked)
     ended, exit_, sources = run.status.terminal, latest.exit, run.account.sources
     counts = run.clock.since is not None
-    elapsed = round(run.clock.elapsed(now), 3) if run.started_at is not None else None
+    spent = run.clock.elapsed(now)
+    elapsed = round(spent, 3) if run.started_at is not None else None
     more, status = {} if ended else dict(live.shown), run.status
     for name, shows in SHOWN:
         if (decided := getattr(live.parts, name)) is not None:
@@ -113,7 +114,7 @@ def info_of(
         signal=exit_.signal if exit_ is not None else None,
         reason=run.shown_reason,
         attempts=latest.number,
-        limits=_limits(live, now),
+        limits=_limits(live, spent),
         usage=usage_of(live, elapsed) if sources else Usage(elapsed_s=elapsed),
         descendants=run.admitted,
         deadline=_deadline(run, now) if counts and not ended else None,
@@ -228,7 +229,8 @@ def usage_of(live: Live, elapsed: float | None = None) -> Usage:
     return Usage(elapsed_s=elapsed) if best is None else _usage(*best, elapsed)
 
 
-def _limits(live: Live, now: float) -> list[LimitState]:
+def _limits(live: Live, spent: float) -> list[LimitState]:
+    """`spent`: seconds that its clock has counted."""
     # a short run is shown three times before more than its time is known to be used; making all
     # states each time would be a tenth of the daemon's work in a burst of runs
     run, account = live.run, live.run.account
@@ -238,19 +240,21 @@ def _limits(live: Live, now: float) -> list[LimitState]:
         unused = live.unused = list[LimitState]()
         gated = live.gated and not run.bypassed
         for active in run.limits.values():
-            states.append(state := _limit(live, active, now, known=known, gated=gated))
+            states.append(state := _limit(live, active, spent, known=known, gated=gated))
             if state.kind is not LimitKind.TIME:
                 unused.append(state)
         return states
     time = run.limits.get(LimitKind.TIME)
     return (
-        [_limit(live, time, now, known=False, gated=False), *live.unused]
+        [_limit(live, time, spent, known=False, gated=False), *live.unused]
         if time is not None
         else list(live.unused)
     )
 
 
-def _limit(live: Live, active: ActiveLimit, now: float, *, known: bool, gated: bool) -> LimitState:
+def _limit(
+    live: Live, active: ActiveLimit, spent: float, *, known: bool, gated: bool
+) -> LimitState:
     """`known`: something is known of what the run uses; `gated`: its calls go through the
     gateway."""
     limit, kind = active.limit, active.limit.kind
@@ -258,7 +262,7 @@ def _limit(live: Live, active: ActiveLimit, now: float, *, known: bool, gated: b
     used: float | None = None
     reserved: float = 0
     if kind is LimitKind.TIME:
-        used = live.run.clock.elapsed(now)
+        used = spent
     elif known:
         used, reserved = live.run.account.used(kind), live.run.account.reserved(kind)
     if used is not None and kind in COSTS:

@@ -30,10 +30,15 @@ CHECK_WAIT = 10.0
 MAX_TASK = 120_000
 """Bytes. execve(2) takes an argument of 128 KiB at most."""
 
-_OF_REQUEST = frozenset(
-    {"id", "argv", "cwd", "env", "umask", "agent", "placeholders", "agent_session", "tied", "watch",
-     "key", "claim", "stdin", "stdio", "descriptors", *OF_CLIENT, "env_set", "limits",
-     "labels", "continues", "detach", "log", "after"}
+_OF_REQUEST = (
+    "id", "env", "umask", "claim", "key", "tied", "watch", "stdio", "descriptors", "env_set",
+    "detach", "after",
+)  # fmt: skip
+"""Fields that the request alone tells."""
+
+_OF_BOTH = frozenset(
+    {*_OF_REQUEST, "argv", "cwd", "agent", "placeholders", "agent_session", "stdin",
+     *OF_CLIENT, "limits", "labels", "continues", "log"}
 )  # fmt: skip
 """Fields of which not simply the one that differs from its default counts."""
 
@@ -73,27 +78,16 @@ def continued(request: Spawn, kept: Spawn, info: RunInfo) -> Spawn:
     chosen = {
         name: value
         for name in Spawn.__struct_fields__
-        if name not in _OF_REQUEST and (value := getattr(request, name)) != getattr(_DEFAULT, name)
+        if name not in _OF_BOTH and (value := getattr(request, name)) != getattr(_DEFAULT, name)
     }
     return replace(
         kept,
         **chosen,
-        id=request.id,
-        env=request.env,
-        umask=request.umask,
-        claim=request.claim,
-        key=request.key,
-        tied=request.tied,
-        watch=request.watch,
+        **{name: getattr(request, name) for name in _OF_REQUEST},
         stdin=request.stdin
         if request.stdin != "null" or kept.stdin == "descriptor"
         else kept.stdin,
-        stdio=request.stdio,
         log=request.log and (kept.log or kept.stdio == "inherit"),
-        descriptors=request.descriptors,
-        env_set=request.env_set,
-        detach=request.detach,
-        after=request.after,
         labels=info.labels | request.labels,
         limits=[*request.limits, *_others(request, kept, info)],
         continues=replace(asked, run=info.id, task=_task(asked, info, terminal=terminal)),

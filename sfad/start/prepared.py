@@ -25,8 +25,7 @@ from ..core.state.request import (
 from ..processes.credentials import Credentials
 from ..protocol.messages import Spawn
 from ..protocol.types import RunId, RunInfo
-from ..runs.decided import Output, Parts
-from ..runs.live import Live
+from ..runs.live import Live, Output, Parts
 
 Step = Callable[["Prepared", "Surroundings"], Awaitable[None] | None]
 """A step of `daemon.loop.starting`. It returns what is awaited, if anything."""

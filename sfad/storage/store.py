@@ -19,7 +19,6 @@ from ..core.state.run import number_or_zero, run_number
 from ..host.files import (
     create,
     free_name,
-    identity,
     is_regular,
     keep_damaged,
     make_directory,
@@ -362,7 +361,11 @@ class Store:
         self._descriptor, self._identity = descriptor, (status.st_dev, status.st_ino)
 
     def _in_place(self) -> bool:
-        return identity(self._name) == self._identity
+        try:
+            found = os.stat(self._name, follow_symlinks=False)
+        except OSError:
+            return False
+        return (found.st_dev, found.st_ino) == self._identity
 
     def _open(self) -> None:
         with ExitStack() as undo:

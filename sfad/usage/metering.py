@@ -352,7 +352,7 @@ class Metering:
         if run not in self._runs:
             self._begin(live, fresh=True)
         self._tail.begin_attempt(run, opened)
-        earlier = self._sessions.told(run) if live.run.attempt > 1 else ()
+        earlier = self._sessions.told(run) if live.run.latest.number > 1 else ()
         live.attempt_begins(wall_clock(), earlier)
         self._find_session(live)
 
@@ -527,7 +527,7 @@ class Metering:
             given = session_of(first, run.attempt) if first is not None else continued
             if given is not None:
                 self._session_saved(run, given)
-        if session is not None or run.attempt > 1:
+        if session is not None or run.latest.number > 1:
             self._sessions.begin(run.id, session, live.sessions)
 
     def _has_meter(self, run: RunId) -> bool:

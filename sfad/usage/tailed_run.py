@@ -2,6 +2,7 @@
 
 import os
 import re
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -265,7 +266,8 @@ class TailedRun(Struct, eq=False, dict=True):
                     self.times.blur(suffix, status)
 
     def begin_attempt(self, opened: Sequence[int] = ()) -> None:
-        self._release()  # the files may be new
+        if self.held:
+            self._release()  # the files may be new
         if self.limit is not None:
             try:
                 for suffix, descriptor in zip(SUFFIXES, opened or (None, None), strict=True):
@@ -274,14 +276,14 @@ class TailedRun(Struct, eq=False, dict=True):
                     )
             except OSError:
                 pass  # tried again at each look
-        files = self.files.made(self.run)
+        files, now = self.files.made(self.run), time.time()
         for suffix in SUFFIXES:
             made = files.get(suffix)
             self._begun[suffix] = made.size if made is not None else 0
             if made is not None:
                 self._inodes[suffix] = made.inode
                 if made.size == 0:
-                    self.times.begin(suffix)
+                    self.times.begun.setdefault(suffix, now)
         if self.stdout is not None:
             self._guarded(StdoutMeter.begin_attempt)
 

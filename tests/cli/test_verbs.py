@@ -85,6 +85,15 @@ def test_lists_are_filtered(daemon: World) -> None:
 
 
 @pytest.mark.alone
+def test_a_live_run_is_listed_however_many_newer_ones_have_ended(daemon: World) -> None:
+    daemon.spawn("--name", "old", "--", "sleep", "60")
+    for name in ("first", "second", "third"):
+        daemon.sfactl("run", "-q", "--name", name, "--", "true")
+    listed = daemon.sfactl("list", "--limit-rows", "1").stdout.splitlines()[1:]
+    assert [line.split()[1] for line in listed] == ["old", "third"]
+
+
+@pytest.mark.alone
 def test_a_unique_prefix_will_do_and_an_unknown_id_is_66(daemon: World) -> None:
     run = daemon.spawn("--", "sleep", "60")
     assert daemon.json("info", run[0])["id"] == run

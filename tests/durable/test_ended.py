@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from sfad.core.state.run import run_id
-from sfad.durable import saved
 from sfad.durable.spool import Spool
 from sfad.host.clock import Timers
 from sfad.host.tasks import LoopRounds
@@ -19,7 +18,7 @@ from sfad.storage.store import Store
 def test_ended_runs_are_kept_until_the_ledger_is_checkpointed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(saved, "SNAPSHOTS_KEPT", 10)
+    monkeypatch.setattr("sfad.durable.spool.SNAPSHOTS_KEPT", 10)
     runs = [run_id(number) for number in range(1, 13)]
     file = tmp_path / "spool" / "runs"
     with closing(Spool(tmp_path / "spool", Timers(print), LoopRounds(), print)) as spool:

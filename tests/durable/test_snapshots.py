@@ -17,7 +17,7 @@ from sfad.durable.spool import Spool
 from sfad.host.clock import Timers
 from sfad.host.tasks import LoopRounds
 from sfad.protocol.types import Bound, Status
-from sfad.runs.decided import Output, Parts
+from sfad.runs.live import Output, Parts
 from sfad.storage.store import Store
 
 ANY = Bound(value=3, source="--flag")

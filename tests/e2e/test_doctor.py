@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+
 from sfad import __version__
 from tests.conftest import Start
 
@@ -20,7 +22,7 @@ def test_a_report_has_what_a_maintainer_asks_for_and_no_secret(start: Start) -> 
     done = daemon.sfactl("doctor", "--report")
     assert done.returncode == 0
     for said in (
-        f"- sfad {__version__}, Python",
+        f"- sfad {__version__}, Python {platform.python_version()}, glibc 2.",
         "## sfactl doctor",
         "answers at",
         f"limits.max_time = 600.0  # {daemon.config}",

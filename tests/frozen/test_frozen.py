@@ -12,10 +12,10 @@ import msgspec
 import pytest
 
 from sfad.config import load
-from sfad.durable.saved import EarlierSpool, SavedContinuedWith, SavedSpawns
 from sfad.durable.snapshots import RetryingStore
-from sfad.protocol.encoding import reader, to_json
-from sfad.protocol.framing import HEADER
+from sfad.durable.spool import EarlierSpool, SavedContinuedWith, SavedSpawns
+from sfad.protocol.encoding import to_json
+from sfad.protocol.framing import HEADER, reader
 from sfad.protocol.requests.base import Reply, Request
 from sfad.storage.ledger import OpenedLedger
 from sfad.storage.store import Store

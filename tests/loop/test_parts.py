@@ -19,7 +19,7 @@ from sfad.protocol.errors import RequestError
 from sfad.protocol.messages import Spawn
 from sfad.protocol.requests.starting import OF_FEATURES
 from sfad.protocol.types import Admitted, Checks, Isolation, Placing, Ship, Terminal, Worktree
-from sfad.runs import decided
+from sfad.runs import live
 from sfad.start.prepared import Prepared, Surroundings
 from tests.loop.shell import bare, shell
 from tests.processes.fake import FakeLauncher
@@ -38,7 +38,7 @@ ASKED = {
 }
 
 
-class Ended(decided.Parts):
+class Ended(live.Parts):
     """Also where no feature is there."""
 
     on_end: str | None = None

@@ -13,7 +13,7 @@ from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.daemon.loop.pending_requests import PendingSpawn
 from sfad.daemon.loop.runtime import Runtime
-from sfad.durable.saved import SavedSpawns
+from sfad.durable.spool import SavedSpawns
 from sfad.processes.launcher import LaunchRecord, LaunchSpec, Remember
 from sfad.protocol.types import RunId, Status
 from sfad.runs.live import Live

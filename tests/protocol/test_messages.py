@@ -31,8 +31,8 @@ from sfad.features.gateway.messages import (
     UpstreamInfo,
 )
 from sfad.protocol import messages as m
-from sfad.protocol.encoding import request_id, to_json
-from sfad.protocol.framing import HEADER, BadMessage, FrameDecoder
+from sfad.protocol.encoding import to_json
+from sfad.protocol.framing import HEADER, BadMessage, FrameDecoder, request_id
 from sfad.protocol.requests.summary import Breach, Costly, Failed, Group, Summary
 from sfad.protocol.types import (
     Action,

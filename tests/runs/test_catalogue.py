@@ -22,7 +22,7 @@ from sfad.core.state.money import NANOS
 from sfad.daemon.lookup import find_run
 from sfad.daemon.loop.runtime import Runtime
 from sfad.daemon.server.connection import RunRows
-from sfad.protocol.encoding import pack
+from sfad.protocol.framing import pack
 from sfad.protocol.messages import List, RunList, Spawn, unpack_reply
 from sfad.protocol.types import RunId, RunInfo, Status
 from sfad.runs import catalogue

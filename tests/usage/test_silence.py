@@ -16,8 +16,7 @@ from sfad.agents.command import Command
 from sfad.core import events as e
 from sfad.host.clock import wall_clock
 from sfad.processes.launcher import Footprint, Launcher
-from sfad.runs.decided import Output, Parts
-from sfad.runs.live import Live
+from sfad.runs.live import Live, Output, Parts
 from sfad.storage.output.files import OutputFiles
 from sfad.usage.silence import LEAST, LOOKS, Signs, SilenceWatch
 from tests.core.transcript import Transcript

@@ -220,7 +220,7 @@ class Lifecycle(Struct, frozen=True):
         if recorded:
             self._ctx.do(c.Record(run))
             self._ctx.publish(_ENDS[run.status], run, _told(run), severity_of_end(run.status))
-        if run.attempt:
+        if run.latest.number:
             self._ctx.do(c.Release(run.id))
         self._ctx.do(c.Retire(run))
         if run.admit_token is not None:

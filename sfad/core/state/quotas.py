@@ -223,7 +223,11 @@ class Slots:
         return len(self._taken) >= self._most(ALL_USERS, self.total)
 
     def free_for(self, user: str, group: str | None = None) -> bool:
-        has_room = not self.full and not self.full_for(user)
+        if self.parts is None:  # of each root this is asked twice, and nearly always so
+            has_room = len(self._taken) < self.total
+            has_room = has_room and self._by_user.get(user, 0) < self.per_user
+        else:
+            has_room = not self.full and not self.full_for(user)
         return has_room and (group is None or not self.group_full(user, group))
 
     def _comes_first(self, user: str, group: str | None, priority: int) -> bool:

@@ -654,7 +654,7 @@ class Run(State):
         time = self.limits.get(LimitKind.TIME)
         return (
             min(time.limit.threshold, self.max_time)
-            if time and time.action is Action.TERMINATE
+            if time and time.limit.action is Action.TERMINATE
             else self.max_time
         )
 

@@ -66,9 +66,10 @@ class Launching(Struct, frozen=True):
             self._fail(run, errno.EMFILE, str(error), "launch")
             return
         now, opened = trio.current_time(), list[int]()
+        left = _left(run, now)
         try:
             try:
-                spec = self._spec(live, now, opened)
+                spec = self._spec(live, left, now, opened)
                 if not run.latest.stage:
                     self.metering.begin_attempt(live, opened[:2])  # files of the output, if any
                 elif run.latest.exit is None:  # it comes before the command
@@ -92,11 +93,11 @@ class Launching(Struct, frozen=True):
                 return
             parent = run.parent.id if run.parent is not None else None
             resources.launcher.launch(run.id, parent, spec, partial(self._save_main, live))
-            last = run.attempt >= run.asked.retries.attempts and not run.latest.stage
+            last = run.latest.number >= run.asked.retries.attempts and not run.latest.stage
             if live.stdin is not None and last:
                 live.stdin.leave_to_run()
             crash_point("launched")
-            self.expect(run, now)
+            self.arm(run.id, Timer.DEADLINE, now + left)
             resources.spool.spawns.launched(run)
         finally:
             for descriptor in opened:
@@ -120,12 +121,11 @@ class Launching(Struct, frozen=True):
         crash_point("main noted")
         return self.resources.spool.journal.is_saved(live.run.id)
 
-    def _spec(self, live: Live, now: float, opened: list[int]) -> LaunchSpec:
+    def _spec(self, live: Live, left: float, now: float, opened: list[int]) -> LaunchSpec:
         run, command, attempt = live.run, live.command, live.run.latest
         stdio = stdin, _, _ = (
             self._stdio_of_stage(live, opened) if attempt.stage else self._stdio(live, opened)
         )
-        left = _left(run, now)
         if run.ancestors:
             left = min(left, *[_left(above, now) for above in run.ancestors])
         deadline = wall_clock().timestamp() + left

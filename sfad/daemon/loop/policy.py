@@ -18,7 +18,7 @@ from ...core.state.policy import (
     StopConfig,
 )
 from ...features.listed import FEATURES
-from ...protocol.encoding import tag
+from ...protocol.framing import tag
 from ...protocol.kinds import DEFAULT_KEYS
 from ...protocol.known import CODING_AGENT
 from ...protocol.messages import Change

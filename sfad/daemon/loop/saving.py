@@ -98,7 +98,9 @@ class Saver(Struct):
             return lives
         saved = lives
         if launched:  # saved when their processes are known, before these execute anything
-            saved = [live for live in lives if live.run.id not in launched or live.run.attempt > 1]
+            saved = [
+                live for live in lives if live.run.id not in launched or live.run.latest.number > 1
+            ]
         if saved:
             self.resources.spool.journal.save(saved, self.metering.position if uses else None)
         elif unsaved:

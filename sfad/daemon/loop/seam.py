@@ -43,9 +43,9 @@ from ...protocol.requests.base import Reply, Request
 from ...protocol.requests.starting import OF_FEATURES, Spawn
 from ...protocol.requests.windows import SharedWindows
 from ...protocol.types import Isolation, RunId, RunInfo
-from ...runs import decided
 from ...runs.catalogue import RunCatalogue
 from ...runs.live import Live
+from ...runs.live import Parts as DecidedParts
 from ...start.prepared import Check, Prepared, Step, Surroundings
 from ...storage.ledger import OpenedLedger
 from ...usage.metering import Metering
@@ -383,7 +383,7 @@ class Parts:
         if live.run.asked.in_program and live.run.attempt:
             self.carrier().go_on(live)
 
-    def _does(self, name: str, run: decided.Parts, above: Live | None = None) -> bool:
+    def _does(self, name: str, run: DecidedParts, above: Live | None = None) -> bool:
         """Return whether a feature does something for a run or for the one above it, or decides
         about none."""
         decides = self._features[name].decides

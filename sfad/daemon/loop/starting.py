@@ -9,14 +9,14 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, msgpack
 from msgspec.structs import replace
 
 from ...agents.registered import Registered
-from ...agents.setup_reader import TreeSetups
 from ...core.machine import Machine
 from ...core.state.access import Peer
 from ...processes.credentials import Credentials
+from ...protocol.errors import wrong_state
 from ...protocol.messages import Spawn
 from ...protocol.types import RunInfo
 from ...runs.catalogue import RunCatalogue
@@ -32,7 +32,7 @@ from ...start.checks import (
 )
 from ...start.continuing import find_agent_session, resumable_program
 from ...start.prepared import Check, Prepared, Step, Surroundings
-from ...start.recalling import to_recall
+from ...start.recalling import recalled, to_recall
 from ...start.steps import (
     fill_in_agent,
     forget_told_time,
@@ -60,14 +60,6 @@ class Way(Struct, frozen=True):
     """What waits for what a run may not start without; then the checks are made again."""
 
 
-class _Known(Struct, frozen=True):
-    order: Spawn
-    peer: Peer
-    setups: TreeSetups
-    beside: object
-    prepared: Prepared
-
-
 class Starting:
     """Four doors lead here: a client's request (`server.verbs.starting`), a session's tool
     (`features.session`), a lost run that is continued (`server.lost_runs`), and a run that
@@ -90,7 +82,7 @@ class Starting:
         self._agents = agents
         self._continue_lost = continue_lost
         self._parts = parts
-        self._known: dict[tuple[int | bytes, ...], _Known] = {}
+        self._known: dict[bytes, tuple[object, Prepared]] = {}
         self.way = Way(
             leading.look,
             (
@@ -174,7 +166,8 @@ class Starting:
             check_key(order.key)
         if (looks := way.look(around)) is not None:
             around.setups = await looks
-        p = self._decided_before(around)
+        same = self._same(around)
+        p = self._decided_before(around, same)
         if p is None:
             p, has_waited = Prepared.of(order), False
             for step in way.steps:
@@ -185,12 +178,25 @@ class Starting:
                 check(p, around)
             fill_in_asked(p, around)
             if not has_waited:
-                self._keep(around, p)
+                self._keep(around, same, p)
         if (waits := way.last(p, around)) is not None:
             await waits
             for check in way.checks:
                 check(p, around)
         return p
+
+    def started_with(self, run: RunInfo) -> Spawn:
+        """Return what an ended run was started with, to be started again or continued. Raise
+        `RequestError`."""
+        kept = self._catalogue.request(run.id)
+        order = recalled(kept) if kept is not None else None
+        if order is None:
+            raise wrong_state(
+                f"what run {run.id} was started with is not kept: "
+                "its command was longer than 64 KiB, or its row in the ledger is damaged; "
+                "start it again with: sfactl spawn"
+            )
+        return self._parts.again(order, run)
 
     async def prepare_here(
         self, order: Spawn, peer: Peer, user: Credentials | None
@@ -229,45 +235,39 @@ class Starting:
     # the setups, which are read as often as without it, the parts, and where gateways listen. A
     # request for which more is looked at, or made, is not kept.
 
-    def _decided_before(self, around: Surroundings) -> Prepared | None:
+    def _same(self, around: Surroundings) -> tuple[bytes, object] | None:
+        """Return what equal requests have in common, and what else was decided by. `None`: nothing
+        is kept of this one."""
+        order, peer = around.order, around.peer
         if around.caller is not None or around.session is not None:
             return None
-        order, peer = around.order, around.peer
-        known = self._known.get((peer.uid, order.cwd, *order.argv))
-        if (
-            known is None
-            or known.setups != around.setups
-            or known.peer != peer
-            or known.order != replace(order, id=0, key=None)
-            or known.beside != self._beside(peer)
-        ):
+        words = msgpack.encode(replace(order, id=0, key=None))
+        return words, (peer, around.setups, self._parts.version, self._leading.beside(peer.uid))
+
+    def _decided_before(
+        self, around: Surroundings, same: tuple[bytes, object] | None
+    ) -> Prepared | None:
+        beside, p = self._known.get(same[0], (None, None)) if same is not None else (None, None)
+        if same is None or p is None or beside != same[1]:
             return None
-        p = known.prepared
-        if order.tied:  # each to its own connection
+        if around.order.tied:  # each to its own connection
             return replace(p, asked=replace(p.asked, tied_to=around.connection))
         return p
 
-    def _keep(self, around: Surroundings, p: Prepared) -> None:
+    def _keep(self, around: Surroundings, same: tuple[bytes, object] | None, p: Prepared) -> None:
         """Keep what was decided without waiting."""
-        order, peer = around.order, around.peer
-        more = (
-            order.agent,  # whose sessions have random ids
-            order.continues, order.placing, order.grant, order.ship, around.caller, around.session,
-        )  # fmt: skip
+        order = around.order
+        # an agent's sessions have random ids
+        more = order.agent, order.continues, order.placing, order.grant, order.ship
         if (
-            any(each is not None for each in more)
+            same is None
+            or any(each is not None for each in more)
             or self._parts.decides_about(order)
             or p.for_recall is None
-            or p.command.size > LARGE
-            or sum(map(len, order.env)) > LARGE
+            or max(p.command.size, len(same[0])) > LARGE
         ):
             return
-        key: tuple[int | bytes, ...] = (peer.uid, order.cwd, *order.argv)
-        kept = replace(order, id=0, key=None)
-        self._known.pop(key, None)
-        self._known[key] = _Known(kept, peer, around.setups, self._beside(peer), p)
+        self._known.pop(same[0], None)
+        self._known[same[0]] = same[1], p
         if len(self._known) > MOST_KNOWN:
             del self._known[next(iter(self._known))]
-
-    def _beside(self, peer: Peer) -> object:
-        return (self._parts.version, self._leading.beside(peer.uid))

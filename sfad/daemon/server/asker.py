@@ -115,9 +115,13 @@ class Asker:
     def resolve(self, handle: str, verb: str | None = None) -> RunInfo:
         """Return the run that an id, a name or a unique prefix means, if the peer may use the
         request's verb, or `verb`, on it. Raise `RequestError`."""
-        info = self.runtime.catalogue.info(self.find(handle, verb))
-        if info is None:  # it was deleted just now
-            raise RequestError(ErrorCode.NO_SUCH_RUN, unknown_run(handle))
+        return self.known(self.find(handle, verb))
+
+    def known(self, run: RunId) -> RunInfo:
+        """Return what is known of a run. Raise `RequestError` if it was deleted just now."""
+        info = self.runtime.catalogue.info(run)
+        if info is None:
+            raise RequestError(ErrorCode.NO_SUCH_RUN, unknown_run(run))
         return info
 
     def find(self, handle: str, verb: str | None = None) -> RunId:

@@ -69,7 +69,7 @@ class ClientTable:
             return
         self.last_number += 1
         connection = self._add(sock, self.last_number, peer)
-        self._bounds.count(connection.groups, connection.take_load_change())
+        connection.count_load(self._bounds)
         self.give_time(connection)
 
     def take_over(self, handed: Connected) -> Connection:
@@ -79,7 +79,7 @@ class ClientTable:
         connection = self._add(sock, handed.number, handed.peer)
         connection.take_over(handed)
         self._update_epoll(connection)
-        self._bounds.count(connection.groups, connection.take_load_change())
+        connection.count_load(self._bounds)
         return connection
 
     def _add(self, sock: socket.socket, number: int, peer: Peer) -> Connection:
@@ -130,7 +130,7 @@ class ClientTable:
     def watch_output(self, connection: Connection) -> None:
         """Count what the client has not read, drop what is too much, and have the epoll tell when
         it reads again."""
-        self._bounds.count(connection.groups, connection.take_load_change())
+        connection.count_load(self._bounds)
         if connection.unsent_size > MAX_UNSENT and connection.messages > 1:
             self._drop_slow(
                 connection,
@@ -198,5 +198,5 @@ class ClientTable:
                 self._requests, connection, None, "the gateway ended while the call waited"
             )
         connection.close()
-        self._bounds.count(connection.groups, connection.take_load_change())
+        connection.count_load(self._bounds)
         self._feed(e.ClientGone(trio.current_time(), connection.number))

@@ -29,7 +29,7 @@ from ...protocol.messages import (
 )
 from ...protocol.requests.base import Reply
 from ...protocol.types import RunId
-from .shares import UNCHANGED, ClientLoad, PeerGroups
+from .shares import ClientBounds, ClientLoad, PeerGroups
 
 # ---- Replies with runs that are encoded already, and requests that share one
 
@@ -229,8 +229,8 @@ class Connection:
         self.messages = len(handed.unsent)
         self.ended = handed.ended
 
-    def take_load_change(self) -> ClientLoad:
-        """Return by how much `counted` has grown, which is brought up to date here."""
+    def count_load(self, bounds: ClientBounds) -> None:
+        """Count there what it makes the daemon keep now."""
         load = 0, 0, 0
         if not self.closed:
             descriptors = 1 + len(self.received)
@@ -238,10 +238,9 @@ class Connection:
                 descriptors += sum(len(descriptors) for _, descriptors in self.unsent)
             size = self.decoder.pending + self.bodies_size
             load = descriptors, size if size > UNCOUNTED else 0, self.unsent_size
-        if load == self.counted:
-            return UNCHANGED
-        before, self.counted = self.counted, ClientLoad(*load)
-        return ClientLoad(*map(sub, load, before))
+        if load != self.counted:
+            bounds.count(self.groups, ClientLoad(*map(sub, load, self.counted)))
+            self.counted = ClientLoad(*load)
 
     def read(self) -> None:
         """Take in what has arrived; `ended` is set at the end. Raise `ProtocolError`,

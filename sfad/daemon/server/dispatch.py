@@ -16,9 +16,8 @@ from ...host.linux.descriptors import close_soon
 from ...host.tasks import ROUND_REQUESTS
 from ...processes.launcher import Unidentifiable
 from ...protocol import messages as m
-from ...protocol.encoding import request_id
 from ...protocol.errors import RequestError, bad_request, unavailable
-from ...protocol.framing import SUPPORTED, BadMessage, ProtocolError
+from ...protocol.framing import SUPPORTED, BadMessage, ProtocolError, request_id
 from ...protocol.messages import Error, unpack_request
 from ...protocol.types import ErrorCode, RunId
 from ..loop.resources import Resources
@@ -256,7 +255,7 @@ class Receiver:
         if connection.may_hang:
             self._clients.drop_with_error(connection, ErrorCode.NOT_PERMITTED, MAY_HANG)
             return
-        self._bounds.count(connection.groups, connection.take_load_change())
+        connection.count_load(self._bounds)
         if (refusal := self.why_sender_refused(connection)) is not None:
             self._clients.drop_with_error(connection, ErrorCode.NOT_PERMITTED, refusal)
             return
@@ -321,7 +320,7 @@ class Receiver:
             if connection.closed:
                 return
             self._handle(connection, connection.next_body())
-        self._bounds.count(connection.groups, connection.take_load_change())
+        connection.count_load(self._bounds)
         if connection.bodies:
             self.turns.add(connection)
         elif connection.ended:

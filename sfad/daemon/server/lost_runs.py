@@ -14,7 +14,6 @@ from ...protocol.messages import Continuation, Spawn
 from ...protocol.types import RunId, RunInfo
 from ...runs.live import ContinuedWith
 from ...start.continuing import continued
-from ...start.recalling import recalled
 from ..loop.pending_requests import PendingSpawn
 from ..loop.runtime import Runtime
 from .asker import EXPECTED
@@ -29,10 +28,12 @@ async def continue_lost(runtime: Runtime) -> None:
             continue
         info, found = runtime.catalogue.info(run), kept.read(run)
         if (
-            info is not None
+            runtime.in_force.config.service.continue_lost
             and found is not None
-            and runtime.in_force.config.service.continue_lost
-            and _is_lost(info)
+            and info is not None
+            and info.reason is not None
+            and info.reason.kind == ReasonKind.DAEMON
+            and info.continued_by is None
         ):
             try:
                 await _continue(runtime, info, found, limiter)
@@ -41,21 +42,10 @@ async def continue_lost(runtime: Runtime) -> None:
         kept.forget(run)
 
 
-def _is_lost(info: RunInfo) -> bool:
-    return (
-        info.reason is not None
-        and info.reason.kind == ReasonKind.DAEMON
-        and info.continued_by is None
-    )
-
-
 async def _continue(
     runtime: Runtime, info: RunInfo, found: ContinuedWith, limiter: trio.CapacityLimiter
 ) -> None:
-    request, uid = runtime.catalogue.request(info.id), found.uid
-    started_with = recalled(request) if request is not None else None
-    if started_with is None:
-        raise Invalid("what it was started with is not kept")
+    uid = found.uid
     asked = Spawn(
         id=0,
         argv=[],
@@ -65,7 +55,7 @@ async def _continue(
         key=os.urandom(16).hex(),
         continues=Continuation(run=info.id),
     )
-    order = continued(asked, runtime.parts.again(started_with, info), info)
+    order = continued(asked, runtime.starting.started_with(info), info)
     peer = Peer(uid=uid, user=found.user, owner=uid in (0, os.geteuid()))
     around = runtime.starting.around(order, peer, found.credentials, earlier=info, threads=limiter)
     pending = PendingSpawn(await runtime.starting.prepare(around), around)

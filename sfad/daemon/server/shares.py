@@ -115,9 +115,6 @@ class ClientLoad(NamedTuple):
     """Bytes of replies and events that the client has not read."""
 
 
-UNCHANGED = ClientLoad()
-
-
 class Shares:
     """The shares of one bounded thing. `what` names it in refusals; `least` is the smallest share
     of any group."""
@@ -192,8 +189,6 @@ class ClientBounds:
         self.run_feeds = Shares("open watches of runs (watch_runs)", MAX_RUN_FEEDS)
 
     def count(self, groups: PeerGroups, more: ClientLoad) -> None:
-        if more is UNCHANGED:
-            return
         for shares, amount in zip((self._descriptors, self.input, self.output), more, strict=True):
             if amount:
                 shares.add(groups, amount)

@@ -5,8 +5,8 @@ from datetime import datetime
 import msgspec
 from msgspec import Struct, structs
 
-from ...durable.saved import this_boot
 from ...durable.snapshots import Changes, RetryingStore
+from ...durable.spool import this_boot
 from .feature import NAME
 from .measures import OfRun, RaisedAlert, SavedAlerts
 

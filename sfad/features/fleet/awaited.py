@@ -10,7 +10,6 @@ from ...core.state.run import Run
 from ...daemon.loop.seam import Heart
 from ...protocol import messages as m
 from ...protocol.errors import RequestError, bad_request
-from ...protocol.framing import ProtocolError
 from ...protocol.types import After, ErrorCode, Status
 from ...start.prepared import Prepared, Surroundings
 from .nodes import Nodes
@@ -72,7 +71,7 @@ class AwaitedRuns:
                         self._feed(e.EndedElsewhere(trio.current_time(), {run: status}))
                         return
                     pause = PAUSE
-                except (OSError, RequestError, ProtocolError):
+                except (OSError, RequestError):
                     await trio.sleep(pause)
                     pause = min(2 * pause, PAUSE_MAX)
         finally:

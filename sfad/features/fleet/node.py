@@ -57,7 +57,7 @@ from .files.kept import ShipRefused
 from .files.sending import Shipping
 from .giving import grant_of, limits_to_send, wanted_of
 from .messages import FleetPush, FleetTold, RunUse, ServeFleet, Tend, Tended
-from .pace import MOST, Pace
+from .pace import LATE, Pace
 
 # ---- A node, and its actor
 
@@ -77,6 +77,8 @@ QUIET = BEAT
 """Seconds after which a node that is followed is asked whether it lives."""
 
 
+TAKEN_WITHIN = 2.0
+"""Seconds that a node which answers has to take a run, or to say what it owes."""
 PLACED_WITHIN = 1.0
 """Seconds that the actor has to tell whether a node can take a run."""
 _NO_ACTOR = "the fleet's actor does not answer (sfactl fleet status)"
@@ -148,6 +150,8 @@ class Fleet:
         self.pace = Pace()
         self._ways: dict[str, list[Asking]] = {}
         """Connections to other nodes on which nothing is asked now."""
+        self._late: set[str] = set()
+        """Nodes that have not answered in time, and may do so yet."""
         self._nursery: trio.Nursery | None = None
         self._early: list[Neighbour] = []
         self.connected, self.disconnected = trio.Event(), trio.Event()
@@ -260,23 +264,38 @@ class Fleet:
         mine.setblocking(False)
         return mine
 
-    async def pass_on(self, node: str, request: Request, within: float = PASSED_ON) -> Reply:
+    async def pass_on(
+        self, node: str, request: Request, within: float = PASSED_ON, *, brief: bool = False
+    ) -> Reply:
         """Ask the daemon of a node something, as a client outside any run, and return its answer.
-        The connection stays for the next question. Raise `OSError`."""
+        The connection stays for the next question. `brief`: the request takes no work, so that how
+        long it takes tells how long others may. Raise `OSError`."""
         with trio.move_on_after(within):
             if request.repeats and (kept := self._kept_way(node)) is not None:
-                with suppress(OSError, ProtocolError):  # that node may have begun again meanwhile
-                    return await self._ask_on(kept, request)
+                with suppress(OSError):  # that node may have begun again meanwhile
+                    return await self._ask_on(kept, request, brief)
             sock = trio.socket.from_stdlib_socket(self.way(node))
-            return await self._ask_on(Asking(sock, node, self.node), request)
+            return await self._ask_on(Asking(sock, node, self.node), request, brief)
         raise OSError(f"node {node} does not answer")
 
-    async def _ask_on(self, conversation: "Asking", request: Request) -> Reply:
+    async def _ask_on(self, conversation: "Asking", request: Request, brief: bool) -> Reply:
+        began = trio.current_time()
         try:
             reply = await conversation.ask(request)
+        except trio.Cancelled:
+            if brief:
+                self.pace.missed(conversation.node)
+            if brief and self._nursery is not None and conversation.node not in self._late:
+                self._late.add(conversation.node)
+                self._nursery.start_soon(self._await_late, conversation, began)
+            else:
+                conversation.close()
+            raise
         except BaseException:
             conversation.close()
             raise
+        if brief:
+            self.pace.answered(conversation.node, trio.current_time() - began)
         if isinstance(reply, Error) or not conversation.is_idle:
             conversation.close()
         else:
@@ -285,6 +304,16 @@ class Fleet:
             at = trio.current_time() + KEPT
             self._timers.arm(("way", node), at, partial(self._close_ways, node))
         return reply
+
+    async def _await_late(self, conversation: "Asking", began: float) -> None:
+        """Learn from an answer that came too late how slow its node is."""
+        try:
+            with suppress(OSError), trio.move_on_at(began + LATE):
+                await conversation.answer()
+                self.pace.answered(conversation.node, trio.current_time() - began)
+        finally:
+            self._late.discard(conversation.node)
+            conversation.close()
 
     def _kept_way(self, node: str) -> "Asking | None":
         found = self._ways.get(node)
@@ -412,8 +441,9 @@ class Fleet:
     def expect(self, run: Run) -> None:
         """Have the clients answered that wait for a run, if its node does not answer."""
         if run.remote is not None and ("fleet", run.id) not in self._timers:
-            node = run.remote.node
-            seconds = self.pace.patience(node) if node is not None else PLACED_WITHIN
+            node, seconds = run.remote.node, PLACED_WITHIN
+            if node is not None and self.is_connected:
+                seconds = self.pace.patience(node)
             self._timers.arm(
                 ("fleet", run.id), trio.current_time() + seconds, partial(self._overdue, run.id)
             )
@@ -431,7 +461,7 @@ class Fleet:
         neighbour = self._neighbours.get(remote.node)
         if neighbour is None or neighbour.silent >= 0.9 * self.pace.patience(remote.node):
             self._unreached(run)
-        elif run.admit_token is not None and trio.current_time() - remote.heard_at > MOST:
+        elif run.admit_token is not None and trio.current_time() - remote.heard_at > TAKEN_WITHIN:
             self.hear(run_id, h.GrantLate(remote.node, ""))
         if run.status is Status.STOPPING or run.admit_token is not None:
             self.expect(run)
@@ -542,19 +572,26 @@ class Asking:
         """What has arrived after the last answer."""
 
     async def ask(self, request: Request) -> Reply:
-        """Return the answer. Raise `OSError`."""
+        """Return the answer. Raise `OSError`, also for an error that is no answer: the actor there
+        has reached no daemon, or the daemon does not serve this connection."""
         self._last += 1
         request = replace(request, id=self._last)
         data, self._unsent = self._unsent + pack_message(request), b""
         with suppress(BrokenPipeError):  # what it said before it hung up is read
             while data:
                 data = data[await self._socket.send(data) :]
+        return await self.answer()
+
+    async def answer(self) -> Reply:
+        """Return the answer to what was asked last. Raise `OSError`."""
         while True:
-            replies = await self._conversation.arrived(self._receive)
+            replies = iter(await self._replies())
             for reply in replies:
-                if reply.id == request.id or isinstance(reply, Error):
+                if reply.id == self._last:
                     self._more = list(replies)
                     return reply
+                if isinstance(reply, Error):
+                    raise ConnectionAbortedError(reply.message)
 
     @property
     def is_idle(self) -> bool:
@@ -571,12 +608,20 @@ class Asking:
         if more:
             return more
         with trio.move_on_after(QUIET):
-            return list(await self._conversation.arrived(self._receive))
+            return await self._replies()
         with trio.move_on_after(PASSED_ON):
             self._last += 1
             await self._socket.send(pack_message(Select(id=self._last, verb="list")))
-            return list(await self._conversation.arrived(self._receive))
+            return await self._replies()
         raise OSError(f"node {self._node} does not answer")
+
+    async def _replies(self) -> list[Reply]:
+        try:
+            return list(await self._conversation.arrived(self._receive))
+        except ProtocolError as error:
+            raise ConnectionAbortedError(
+                f"the answer of node {self._node} is not understood here: {error}"
+            ) from error
 
     async def _receive(self) -> bytes:
         if piece := await self._socket.recv(65536):
@@ -755,7 +800,7 @@ class Neighbour:
             except ShipRefused as error:
                 fleet.refuse(run.id, f"node {self.node}: {error}")
                 break
-            except (OSError, ProtocolError, trio.TooSlowError) as error:
+            except (OSError, trio.TooSlowError) as error:
                 fleet._log.debug("files", node=self.node, run=run.id, error=str(error))
                 await trio.sleep(PAUSE_MAX)
         self._shipping.discard(run.id)
@@ -826,7 +871,7 @@ class Neighbour:
         """Return what comes next. Raise `TooSlowError` where the node owes an answer for too
         long."""
         while True:
-            with trio.move_on_after(2 * self._interval + MOST):
+            with trio.move_on_after(2 * self._interval + TAKEN_WITHIN):
                 return await sock.recv(65536)
             if self._has_runs:
                 raise trio.TooSlowError(f"node {self.node} does not answer")

@@ -18,15 +18,14 @@ from ...core.state.access import EVERYTHING
 from ...durable.snapshots import RetryingStore
 from ...host.clock import wall_clock
 from ...protocol import messages as m
-from ...protocol.encoding import pack
-from ...protocol.errors import RequestError
-from ...protocol.framing import ProtocolError
+from ...protocol.errors import RequestError, bad_request
+from ...protocol.framing import ProtocolError, pack
 from ...protocol.requests.base import unpack_reply
 from ...protocol.types import FleetPlace, RunInfo
 from ...storage.ledger.queries import Page
 from .messages import FleetTold, Relay, Relayed
 from .node import NOT_JOINED, Fleet, NotConnected
-from .pace import MOST, UNKNOWN
+from .pace import UNKNOWN
 
 R = TypeVar("R", bound=m.Reply)
 
@@ -35,6 +34,8 @@ OWN = 5.0
 whether others are slow."""
 ANSWER = 10.0
 """Seconds for an answer that takes work: of a node that is known to live."""
+PROBE = 2.0
+"""Seconds between two questions whether a node lives that has such work."""
 SILENT = "does not answer"
 """Why, of a node that has not answered."""
 LOOK = 10.0
@@ -127,9 +128,7 @@ class Nodes:
     ) -> R:
         """Do what `ask` does, with a request that takes no work: how long it takes tells how long
         others may."""
-        began = trio.current_time()
-        reply = await self.fleet.pass_on(node, request, within)
-        self.fleet.pace.answered(node, trio.current_time() - began)
+        reply = await self.fleet.pass_on(node, request, within, brief=True)
         self.note_answer(node)
         return _expected(node, reply, expected)
 
@@ -144,11 +143,12 @@ class Nodes:
         async def probe() -> None:
             while True:
                 try:
-                    await self.ask(node, m.Select(id=0, verb="list"), m.Reply)
+                    with suppress(RequestError):  # a node that refuses lives
+                        await self.ask(node, m.Select(id=0, verb="list"), m.Reply)
                 except OSError as error:
                     failed.append(error)
                     nursery.cancel_scope.cancel()
-                await trio.sleep(MOST)
+                await trio.sleep(PROBE)
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(probe)
@@ -227,8 +227,11 @@ class Nodes:
 
     async def relay(self, request: Relay) -> Relayed:
         """Ask nodes for another one that has many to ask, and return their answers. Raise
-        `ProtocolError`."""
-        asks = {node: m.unpack_request(data) for node, data in request.asks.items()}
+        `RequestError`."""
+        try:
+            asks = {node: m.unpack_request(data) for node, data in request.asks.items()}
+        except ProtocolError as error:
+            raise bad_request(str(error)) from error
         answers: dict[str, bytes] = {}
         within = min(request.within, OWN)
 

@@ -17,7 +17,6 @@ from ...daemon.loop.seam import Heart, Keeper
 from ...daemon.server.asker import Asker
 from ...daemon.server.checks import MAX_CHOSEN
 from ...protocol.errors import check_most
-from ...protocol.framing import ProtocolError
 from ...protocol.requests.base import Reply
 from .feature import FleetConfig
 from .messages import AskSlots, GivenSlots, SlotsGiven, SlotsWanted
@@ -94,7 +93,7 @@ class SharedQuotas:
             try:
                 await self._ask(wanted)
                 pause = AGAIN
-            except (OSError, ProtocolError) as error:
+            except OSError as error:
                 self._unanswered(str(error))
                 await trio.sleep(pause)
                 pause = min(2 * pause, AGAIN_MAX)
@@ -155,7 +154,7 @@ class SharedQuotas:
             nursery.start_soon(self._until_changed, wanted, nursery.cancel_scope)
             try:
                 answer = await self._keeper.ask(request)
-            except (OSError, ProtocolError) as error:
+            except OSError as error:
                 failed = error
             nursery.cancel_scope.cancel()
         if failed is not None:

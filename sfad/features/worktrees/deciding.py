@@ -24,8 +24,7 @@ from ...processes.helper import ANSWER
 from ...protocol.errors import bad_request, check_most, unavailable, wrong_state
 from ...protocol.messages import Spawn
 from ...protocol.types import Isolation, RunId, RunInfo, Worktree
-from ...runs.decided import Parts
-from ...runs.live import Live
+from ...runs.live import Live, Parts
 from ...start.prepared import Prepared, Surroundings
 from .feature import WORKTREE, AgentWorktrees, WorktreesConfig, branch_of, slug
 from .record import Record

@@ -150,20 +150,15 @@ class RunCpus:
     def _choose(self, run: LaunchedRun) -> Cpus | None:
         if run.bounds.cpu is None:
             return None
-        within = self.of(run.parent) if run.parent else None
+        within = run.parent.bound_to if run.parent else None
         return self._affinity.choose(run.bounds.cpu, within or self._affinity.all)
-
-    def of(self, run: LaunchedRun) -> Cpus | None:
-        """Return those of the nearest run that is bound. The daemon starts every run, so a child
-        run inherits none."""
-        return run.cpus if run.cpus is not None or run.parent is None else self.of(run.parent)
 
     def rebind(self, run: LaunchedRun) -> None:
         """Bind the live processes of a run and its descendants. Raises `OSError`."""
         # a process that was forked during the first pass inherited the old CPUs
         for _ in range(2 if self._binding else 0):
             for pid, run_id in tuple(self._containment.members(run)):
-                bind(pid, self.of(self._runs[run_id]) or self._affinity.all)
+                bind(pid, self._runs[run_id].bound_to or self._affinity.all)
 
     def recall(self, run: LaunchedRun) -> None:
         """Find out what an earlier daemon bound the run to, else choose. Raises `OSError`."""

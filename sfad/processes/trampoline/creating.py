@@ -15,6 +15,7 @@ import os
 import resource
 import signal
 import termios
+import time
 from array import array
 from collections.abc import Collection, Sequence
 from contextlib import suppress
@@ -26,7 +27,7 @@ from msgspec import Struct
 from .. import kernel
 from ..credentials import sealed
 from ..launcher import LaunchError, LaunchSpec
-from .executable import FD_DOOR, FD_FREE, FD_REPORT, Trampoline, python
+from .executable import FD_DOOR, FD_FREE, FD_REPORT, SHELL, Trampoline, python
 from .image import CLONE_AT, IMAGE
 
 # ---- clone3(2) into a run's cgroup, sharing the daemon's memory: what posix_spawn(3) cannot do
@@ -255,6 +256,8 @@ class NewChild(NamedTuple):
     pidfd: int = -1
     """-1 if it is not open yet."""
     clone_block: int | None = None
+    started: int | None = None
+    """As `Stat.started`; `None` where one tick became the next meanwhile: /proc tells it."""
 
 
 class ProcessCreator:
@@ -308,7 +311,9 @@ class ProcessCreator:
             and (spec.user is None or os.fstat(stdio[0]).st_uid == spec.user.uid)
         )
         trampoline = self._interactive if terminal and not spec.alone else self._trampoline
-        argv = trampoline.argv(spec.umask, spec.cwd, files, spec.argv)
+        # an empty word ends the files, none of which is empty
+        words = (SHELL, b"%03o" % spec.umask, spec.cwd, *files, b"", *spec.argv)
+        argv = [*trampoline.prefix, *words]
         env = env if trampoline.image is not None else sealed(env)
         limits: Limits = {}
         if nofile is not None:
@@ -321,34 +326,35 @@ class ProcessCreator:
             sources = [
                 fd if fd >= FD_FREE else _above(fd, opened) for fd in given if fd is not None
             ]
+            child: tuple[int, int, int | None] | None = None
+            began = _ticks_since_boot()
             if self._cloner is not None and trampoline.image is not None and not door.attach:
                 try:
-                    return NewChild(
-                        *self._cloner.clone(
-                            trampoline.path,
-                            argv,
-                            env,
-                            sources,
-                            sources[FD_REPORT],
-                            door.cgroup,
-                            limits,
-                            cpus,
-                            terminal=terminal,
-                        )
+                    child = self._cloner.clone(
+                        trampoline.path,
+                        argv,
+                        env,
+                        sources,
+                        sources[FD_REPORT],
+                        door.cgroup,
+                        limits,
+                        cpus,
+                        terminal=terminal,
                     )
                 except OSError as error:
                     if error.errno not in _CLONE_REFUSED:
                         raise
-            if door.cgroup is not None:
-                sources[FD_DOOR] = os.open(
-                    "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC, dir_fd=door.cgroup
-                )
-                opened.append(sources[FD_DOOR])
-            return NewChild(
-                self._posix_spawn(
+            if child is None:
+                if door.cgroup is not None:
+                    sources[FD_DOOR] = os.open(
+                        "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC, dir_fd=door.cgroup
+                    )
+                    opened.append(sources[FD_DOOR])
+                pid = self._posix_spawn(
                     trampoline.path, argv, env, sources, limits, cpus, terminal=terminal
                 )
-            )
+                child = pid, -1, None
+            return NewChild(*child, began if began == _ticks_since_boot() else None)
         finally:
             for fd in opened:
                 os.close(fd)
@@ -427,6 +433,12 @@ def _strings(items: Sequence[bytes]) -> ctypes.Array[ctypes.c_char_p]:
 def _check(number: int) -> None:
     if number:
         raise OSError(number, os.strerror(number))
+
+
+def _ticks_since_boot() -> int:
+    """Return the start time, as `Stat.started` counts it, of a process that begins now: the kernel
+    takes it from this clock, and shows it rounded down (`start_boottime`, fs/proc/array.c)."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) * kernel.TICKS // 1_000_000_000 - kernel.AHEAD
 
 
 def _bind(cpus: frozenset[int] | None) -> set[int] | None:

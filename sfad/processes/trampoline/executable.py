@@ -95,11 +95,6 @@ class Trampoline(Struct, frozen=True):
     prefix: tuple[bytes, ...] = ()
     image: int | None = None
 
-    def argv(self, umask: int, cwd: bytes, files: list[bytes], argv: list[bytes]) -> list[bytes]:
-        """Return the trampoline's own argument list for a command. None of the files may be
-        empty."""
-        return [*self.prefix, SHELL, b"%03o" % umask, cwd, *files, b"", *argv]
-
     def close(self) -> None:
         if self.image is not None:
             os.close(self.image)

@@ -8,8 +8,7 @@ from typing import ClassVar
 
 from msgspec import Struct
 
-from ..encoding import pack, reader
-from ..framing import frame
+from ..framing import frame, pack, reader
 from ..types import ErrorCode, Lowered, RunId, RunInfo
 
 ALWAYS = sys.maxsize

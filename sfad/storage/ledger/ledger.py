@@ -491,8 +491,6 @@ class Ledger:
                 assert_never(report)
 
     def _written(self, result: WriteResult, listener: LedgerListener) -> None:
-        # a state is lost if SQLite rejects its content; the file would show that run as live
-        self.records.forget([*result.committed, *(op for op in result.lost if op.kind != "state")])
         self.backlog = result.backlog
         if result.seconds is not None:
             listener.took(result.seconds)
@@ -500,7 +498,9 @@ class Ledger:
         self.trouble = result.error
         if changed or result.lost:
             listener.trouble(result.error, len(result.lost))
-        admitted, ended, calls, newest = _sorted_out(result)
+        admitted, ended, calls, rows, newest = _sorted_out(result)
+        if rows:
+            self.records.forget(rows)
         if self._told_of_events is not None:
             self._told_of_events(self.last_event if result.error is not None else newest)
         if admitted:
@@ -509,22 +509,29 @@ class Ledger:
             listener.recorded(ended)
         if calls:
             listener.calls_recorded(calls)
-        if failed := [op.run_id for op in result.failed if op.run_id]:
+        if result.failed:
+            failed = [op.run_id for op in result.failed if op.run_id]
             listener.commit_failed(failed, result.error or "the ledger cannot be written")
 
 
-def _sorted_out(result: WriteResult) -> tuple[list[RunId], list[RunId], list[CallKey], int]:
-    """Return whose admissions and whose ends are in the file, or were given up, which calls, and
-    the newest event there."""
+def _sorted_out(
+    result: WriteResult,
+) -> tuple[list[RunId], list[RunId], list[CallKey], list[Op], int]:
+    """Return whose admissions and whose ends are in the file, or were given up, which calls and
+    other rows, and the newest event there."""
     admitted, ended, calls, newest = list[RunId](), list[RunId](), list[CallKey](), 0
+    # a state is lost if SQLite rejects its content; the file would show that run as live
+    rows = [op for op in result.lost if op.kind != "state"] if result.lost else []
     for op in result.committed:
         if op.kind == "event":
             newest = op.row[0]
         elif op.kind == "admit" and op.run_id:
             admitted.append(op.run_id)
+        else:
+            rows.append(op)
     for op in (*result.committed, *result.lost):
         if op.run_id and op.urgent and op.kind in ("state", "upsert"):
             ended.append(op.run_id)
         elif op.run_id and op.kind == "call":
             calls.append((op.run_id, *op.row[1:3]))
-    return admitted, ended, calls, newest
+    return admitted, ended, calls, rows, newest

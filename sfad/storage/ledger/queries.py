@@ -29,7 +29,7 @@ from msgspec.structs import replace
 
 from ...core.state.access import Scope, means, values_of
 from ...core.state.run import run_id
-from ...protocol.encoding import pack
+from ...protocol.framing import pack
 from ...protocol.messages import List
 from ...protocol.types import CallInfo, Event, RunId, RunInfo, Status
 from .rows import (

@@ -87,7 +87,8 @@ class Transactions:
             connection.execute("COMMIT")
             crash_point("committed")
         finally:
-            undo(connection)
+            if connection.in_transaction:
+                undo(connection)
         self.unmoved += len(batch)
 
     def _wait(self, milliseconds: int) -> None:
@@ -435,7 +436,10 @@ class Writer:
 
     def _write_queued(self) -> WriteResult | None:
         items, unmoved, began = self._inbox.drain(), self._transactions.unmoved, time.monotonic()
-        ops = [item for item in items if isinstance(item, Op)]
+        ops = list[Op]()
+        for item in items:  # a comprehension is a call more, twice for each run
+            if isinstance(item, Op):
+                ops.append(item)
         if ops and len(ops) == len(items):
             try:
                 self._transactions.write(ops, wait=False)

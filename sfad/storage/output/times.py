@@ -9,7 +9,6 @@ most `MAX_ENTRIES` entries: then each two become one.
 
 import os
 import struct
-import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
@@ -54,20 +53,18 @@ class WriteTimes(Struct):
     time."""
 
     path: str
+    begun: dict[Suffix, float] = field(default_factory=dict)
+    """When the run began with a file, which was empty."""
     _groups: dict[Suffix, _Group] = field(default_factory=dict)
     _missing: bool = False
     """An entry could not be written."""
-
-    def begin(self, suffix: Suffix) -> None:
-        """The run begins with this file, which is empty."""
-        if suffix not in self._groups:
-            now = time.time()
-            self._groups[suffix] = _Group(now, now, 0)
 
     def note(self, suffix: Suffix, status: os.stat_result) -> None:
         """Take note of the status of a file. Call it whenever the file may have grown."""
         size, at = status.st_size, status.st_mtime
         group = self._groups.get(suffix)
+        if group is None and (began := self.begun.get(suffix)) is not None:
+            group = self._groups[suffix] = _Group(began, began, 0)
         if group is None or size < group.size:
             # written while no daemon looked, or the run has truncated its file
             unseen = group is not None or size > 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sfad.core.state.access import FULL, AccessRules, Peer, Permissions, why_verb_refused
 from sfad.daemon.loop.policy import ACCESS
 from sfad.features.fleet.feature import FEATURE
-from sfad.protocol.encoding import tag
+from sfad.protocol.framing import tag
 
 RULES = AccessRules(all_users=True, features=ACCESS)
 VERBS = {tag(kind) for kind in FEATURE.verbs}

@@ -7,7 +7,7 @@ import pytest
 from sfad.core.state.access import FULL, AccessRules, Peer, why_verb_refused
 from sfad.daemon.loop.policy import ACCESS
 from sfad.features.gateway.feature import FEATURE
-from sfad.protocol.encoding import tag
+from sfad.protocol.framing import tag
 
 RULES = AccessRules(all_users=True, features=ACCESS)
 

@@ -3,8 +3,7 @@
 Importing this package loads each file, which registers its functions (see
 `sfad.daemon.server.asker`).
 
-`starting`   `spawn`
-`recalling`  `recall`: what a run was started with
+`starting`   `spawn`; `recall`: what a run was started with
 `steering`   `stop`, `pause`, `resume`, `limit`, `approve`, `deny`, `signal`, `send`, and which runs
              a command line means
 `looking`    `list`, `info`, `calls`, `logs`, `result`, `summary` and the like: one answer from what

@@ -358,7 +358,7 @@ def wait(asker: Asker, request: Wait) -> None:
         asker.check_permitted("stop", runtime.catalogue.lineage(run))
         runtime.feed(ClientBack(trio.current_time(), run, connection.number))
     if runtime.catalogue.over(run) or request.timeout == 0:
-        asker.show(asker.resolve(run))
+        asker.show(asker.known(run))
         return
     timer = ("wait", connection.number, asker.id)
 

@@ -17,8 +17,8 @@ from ....core.state.policy import MAX_LABELS
 from ....core.state.quotas import QueuePlace
 from ....core.state.run import Run
 from ....host.clock import wall_clock
-from ....protocol.encoding import pack
 from ....protocol.errors import bad_request, check_most, unavailable, wrong_state
+from ....protocol.framing import pack
 from ....protocol.messages import (
     CallPage,
     Info,

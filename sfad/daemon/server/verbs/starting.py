@@ -1,5 +1,5 @@
-"""`spawn`: start a run. The guard in the core decides whether the peer may, and records a
-refusal."""
+"""`spawn`: start a run; `recall`: what it was started with. The guard in the core decides whether
+the peer may start one, and records a refusal."""
 
 import os
 from functools import partial
@@ -12,30 +12,20 @@ from ....core.state.access import Peer
 from ....core.state.policy import Invalid
 from ....core.state.request import SessionAsked
 from ....host.linux.descriptors import close_soon
-from ....protocol.errors import (
-    RequestError,
-    bad_request,
-    check_most,
-    wrong_state,
-)
-from ....protocol.messages import (
-    MAX_DESCRIPTORS,
-    Spawn,
-)
+from ....protocol.errors import RequestError, bad_request, check_most, wrong_state
+from ....protocol.messages import MAX_DESCRIPTORS, Recall, Recalled, Spawn
 from ....protocol.requests.starting import OF_FEATURES
 from ....protocol.types import After, ErrorCode, RunId, RunInfo, Status
-from ....runs.decided import descriptors_of
-from ....runs.live import Live
+from ....runs.live import Live, descriptors_of
 from ....start.asking import shown
 from ....start.continuing import check_ended, continued
 from ....start.prepared import Surroundings
 from ...lookup import find_run
 from ...loop.pending_requests import PendingSpawn
-from ..asker import Asker, answers
+from ..asker import Asker, answers, answers_about_run
 from ..peers import submitter
 from .following import check_watch_share, push
 from .looking import shows_text
-from .recalling import kept
 
 _MADE_FOR = attrgetter("continues", *OF_FEATURES)
 """Returns what may be made for a request before its run is started."""
@@ -201,7 +191,7 @@ def _continued(
             f"run {info.id} was continued by {info.continued_by} already; to continue that one: "
             f"sfactl continue {info.continued_by}"
         )
-    continued_request = continued(request, kept(asker, info), info)
+    continued_request = continued(request, asker.runtime.starting.started_with(info), info)
     above = catalogue.live.get(info.parent_id) if info.parent_id is not None else None
     if above is not None and not request.detach and above.run.status is not Status.STOPPING:
         peer = replace(peer, run=above.run.id)
@@ -235,3 +225,15 @@ def _with_awaited(asker: Asker, request: Spawn) -> Spawn:
             asker.check_permitted("wait", catalogue.lineage(run))
         found.append(After(run=run, ok=after.ok))
     return replace(request, after=found)
+
+
+@answers_about_run(Recall)
+def recall(asker: Asker, _: Recall, run: RunInfo) -> None:
+    if run.session:
+        raise wrong_state(
+            f"run {run.id} is a session, which has rules of its own; start another: "
+            "sfactl session spawn"
+        )
+    order = replace(asker.runtime.starting.started_with(run), labels=run.labels)
+    owner = None if run.user == asker.peer.user else run.user
+    asker.reply(Recalled(id=asker.id, run=run.id, request=order, owner=owner))

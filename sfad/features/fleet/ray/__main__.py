@@ -112,11 +112,12 @@ def _connects(actor: Any, daemon: str) -> bool:
     while (left := until - time.monotonic()) > 0:
         try:
             said = ray.get(actor.identity.remote(), timeout=left)
-        except ray.exceptions.GetTimeoutError:
-            if _is_made(actor) or time.monotonic() - began > MAKING:
-                return False
-            # on a busy machine that takes long, and to make another one would take longer
-            until = time.monotonic() + PATIENCE
+        except (ray.exceptions.GetTimeoutError, ray.exceptions.ActorUnavailableError):
+            # Ray may be making it again, which takes long on a busy machine: to make another one
+            # would take longer
+            if not _is_made(actor) and time.monotonic() - began < MAKING:
+                until = time.monotonic() + PATIENCE
+            time.sleep(0.1)
             continue
         except ray.exceptions.RayError:
             return False

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import ray
@@ -27,6 +28,10 @@ class NodeActor:
         self._node = node
         self._daemon = daemon
         self._handles: dict[str, Any] = {}
+        """Other actors."""
+        self._sought: dict[str, list[tuple[list[Message], Callable[[list[str] | None], None]]]] = {}
+        """Calls of nodes whose actor is not known yet."""
+        self._lock = threading.Lock()
         register(node)
         self._tunnels = Tunnels(daemon, node, self._call)
         self._heard: dict[str, float] = {}
@@ -52,24 +57,54 @@ class NodeActor:
 
     # ---- other actors
 
-    def _handle(self, node: str) -> Any:
-        if node not in self._handles:
-            self._handles[node] = ray.get_actor(actor_name(node), namespace=NAMESPACE)
-        return self._handles[node]
-
     def _call(
         self, node: str, messages: list[Message], then: Callable[[list[str] | None], None]
     ) -> None:
+        with self._lock:
+            handle = self._handles.get(node)
+            if handle is None:
+                self._sought.setdefault(node, []).append((messages, then))
+                is_first = len(self._sought[node]) == 1
+        if handle is not None:
+            self._deliver(handle, node, messages, then)
+        elif is_first:
+            # Ray answers once the cluster's head does: other nodes must not wait for this one
+            threading.Thread(target=self._seek, args=[node], name="seek", daemon=True).start()
+
+    def _seek(self, node: str) -> None:
+        """Find a node's actor, and make the calls that wait for it, in their order."""
+        handle: Any = None
+        with suppress(ValueError, ray.exceptions.RayError):
+            handle = ray.get_actor(actor_name(node), namespace=NAMESPACE)
+        with self._lock:
+            calls = self._sought.pop(node)
+            if handle is not None:
+                self._handles[node] = handle
+                for messages, then in calls:
+                    self._deliver(handle, node, messages, then)
+                return
+        for _, then in calls:
+            then(None)
+
+    def _deliver(
+        self,
+        handle: Any,
+        node: str,
+        messages: list[Message],
+        then: Callable[[list[str] | None], None],
+    ) -> None:
         try:
-            future = self._handle(node).deliver.remote(self._node, messages).future()
+            future = handle.deliver.remote(self._node, messages).future()
         except (ValueError, ray.exceptions.RayError):
             self._handles.pop(node, None)
             then(None)
             return
 
         def done(future: Any) -> None:
-            if future.exception() is not None:
-                self._handles.pop(node, None)
+            if (error := future.exception()) is not None:
+                # one that Ray makes again keeps its handle, which nothing tells without the head
+                if not isinstance(error, ray.exceptions.ActorUnavailableError):
+                    self._handles.pop(node, None)
                 then(None)
             else:
                 self._heard[node] = time.monotonic()

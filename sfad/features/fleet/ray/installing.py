@@ -43,7 +43,7 @@ class FleetInstaller(Installer):
 
     def _rendered(self) -> dict[str, str]:
         self._write_token()
-        env = command.environment(self._config / TOKEN)
+        env = command.environment(self._config / TOKEN) | command.endurance()
         self._write(self._config / ENV, "".join(f"{key}={value}\n" for key, value in env.items()))
         self._write_config()
         words = [str(command.program()), *command.arguments(self._where, self._node)]

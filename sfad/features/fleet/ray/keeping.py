@@ -25,7 +25,7 @@ import psutil
 from ....processes import kernel
 from . import command
 
-PAUSE, PAUSE_MAX = 1.0, 15.0
+PAUSE, PAUSE_MAX = 1.0, 5.0
 """Seconds until Ray is started again: doubled each time, and the first again once it has lived for
 `LIVED`."""
 LIVED = 60.0
@@ -50,7 +50,7 @@ def main() -> int:
         os.environ |= command.environment(given.token_file)
     if given.keep is not None:
         words = [str(command.program()), *command.arguments(given.where, given.node)]
-        os.environ[MARK] = str(given.lock)
+        os.environ |= command.endurance() | dict(os.environ) | {MARK: str(given.lock)}
         is_head = given.where.partition(":")[0] == command.HEAD
         Keeper(words, given.keep, given.lock, None if is_head else given.where).serve()
         return 0

@@ -553,19 +553,18 @@ class CgroupContainment(RunContainment):
             above = above.parent
         if group.halted:  # the attempt before ended in its stop's freeze
             thaw_all(group)
-        attach = not self._begins or self._attaches(run)
+        attach = not self._begins or self._attaches(run, group)
         if attach:  # it may come when the run's own cgroup enables controllers
             self.maker.make_leaf(run, group)
         directory = os.open(group.home, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         return Door(directory, attach, self._runs.tag_of(run))
 
-    def _attaches(self, run: LaunchedRun) -> bool:
+    def _attaches(self, run: LaunchedRun, group: RunCgroup | None) -> bool:
         """Return whether nothing can begin in the run, or in one above it."""
-        group = self._cgroups.of(run)
         return (
             run.paused
             or (group is not None and (group.halted or group.killed))
-            or (run.parent is not None and self._attaches(run.parent))
+            or (run.parent is not None and self._attaches(run.parent, self._cgroups.of(run.parent)))
         )
 
     def remove(self, run: LaunchedRun) -> None:

@@ -317,7 +317,7 @@ def _reported(directory: str, *, attach: bool) -> tuple[int, int]:
                 spawning.callback(os.close, far)
                 spawning.callback(creator.close)
                 spec = LaunchSpec([b"probe"], b"/", [])
-                pid, pidfd, memory = creator.create(
+                pid, pidfd, memory, _ = creator.create(
                     spec, [], spec.env, door=Door(cgroup, attach), report=far, gate=shut
                 )
             report = os.read(near, REPORT.size)
