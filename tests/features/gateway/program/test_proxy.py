@@ -501,7 +501,7 @@ async def test_the_first_byte_after_a_silence_is_told(monkeypatch: pytest.Monkey
         assert [call.silent_s is None for call in the.daemon.silent_calls] == [False, True]
 
 
-@pytest.mark.parametrize("how", ["closes", "resets"])
+@pytest.mark.parametrize("how", ["closes", "resets", "has begun another request"])
 async def test_a_client_that_hangs_up_in_a_stream(how: str) -> None:
     provider = Provider(saying())
 
@@ -520,6 +520,8 @@ async def test_a_client_that_hangs_up_in_a_stream(how: str) -> None:
             if how == "resets":
                 reset(stream)
             else:
+                if how == "has begun another request":
+                    await stream.send_all(b"POST ")
                 await stream.aclose()
             await provider.hung_up.wait()
         told = await the.told()
