@@ -1,6 +1,7 @@
 """The command `sfactl`."""
 
 import gc
+import signal
 import sys
 
 
@@ -8,6 +9,10 @@ def main() -> None:
     # Collections would take a sixth of a call, and hardly anything is garbage before the verb
     # begins, which enables them.
     gc.disable()
+    # Until there is something to clean up (`entry.guarded`), Ctrl-C ends the process without a
+    # traceback. A background job of a shell script ignores it.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     from sfad.protocol.inherited import repair_process, unblock_signals
 
     repair_process()

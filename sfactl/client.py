@@ -4,8 +4,8 @@
     from sfactl.client import Sfad
 
     with Sfad() as sfad:
-        with sfad.reserve("claude-sonnet-4-5", input_tokens=1200, max_output_tokens=800) as
-        reservation:
+        reservation = sfad.reserve("claude-sonnet-4-5", input_tokens=1200, max_output_tokens=800)
+        with reservation:
             reply = call_the_model()
             reservation.settle(input_tokens=reply.input, output_tokens=reply.output)
         sfad.report(turns=1)

@@ -39,10 +39,14 @@ def _end(number: int, _frame: FrameType | None) -> NoReturn:
 
 def guarded(work: Callable[[], int]) -> int:
     """Return the exit code of `work`, or that of the error which it raises, printed on stderr. End
-    by SIGTERM and SIGHUP as by an error, so that nothing temporary is left."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    by SIGINT, SIGTERM and SIGHUP as by an error, so that nothing temporary is left."""
+    for number, handler in (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGTERM, _end),
+        (signal.SIGHUP, _end),
+    ):
         if signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, _end)
+            signal.signal(number, handler)
     try:
         return work()
     except Quit as quit_:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import sys
 from collections.abc import Callable, Iterable, Sequence
+from shlex import quote
 from typing import TypeVar
 
 from sfad.protocol.types import ErrorCode, Refusal, Rule, RunInfo
@@ -82,6 +84,17 @@ class UsageError(Quit):
 
     def __init__(self, message: str) -> None:
         super().__init__(ExitCode.USAGE, message)
+
+
+class ExtraMissing(UsageError):
+    """A verb needs an extra of sfad that is not installed."""
+
+    def __init__(self, verb: str, extra: str) -> None:
+        # a plain `pip` may be that of another environment
+        super().__init__(
+            f"{verb} needs the extra {extra}, which is not installed; in the checkout: "
+            f"{quote(sys.executable)} -m pip install '.[{extra}]'"
+        )
 
 
 class StartRefused(Quit):

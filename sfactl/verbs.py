@@ -80,6 +80,7 @@ _LINES = {
         "fleet": "Nodes of the fleet",
         "help": "Show the verbs, or explain one",
         "hooks": "Show the hooks of the config, and try one",
+        "ask": "Ask a person whether an agent may call a tool: a hook of its program",
         "mcp": "Offer subagents to an agent program, as an MCP server on stdin and stdout",
         "metrics": "Print the daemon's metrics in the text format of Prometheus",
         "otel": (
@@ -125,7 +126,7 @@ _MEANT = {
     "log": "logs", "tail": "logs", "show": "info", "inspect": "info",
     "describe": "info", "ls": "list", "rm": "prune", "delete": "prune", "clean": "prune",
     "cost": "summary", "usage": "summary", "explain": "why", "freeze": "pause", "suspend": "pause",
-    "ask": "send", "restart": "rerun", "retry": "rerun", "again": "rerun", "merge": "land",
+    "restart": "rerun", "retry": "rerun", "again": "rerun", "merge": "land",
     "apply": "land",
 }  # fmt: skip
 """Words of other tools, and the verbs that do the same."""

@@ -80,6 +80,8 @@ class DefaultsConfig(Struct, frozen=True, kw_only=True):
     cost: Annotated[float, Meta(ge=0.01, le=1_000_000)] | None = 1.0
     messages: Annotated[int, Meta(ge=1, extra=COUNT)] | None = None
     tokens: Annotated[int, Meta(ge=1, extra=COUNT)] | None = None
+    waiting: Annotated[float, Meta(ge=1, extra=DURATION)] | None = None
+    """Seconds of waiting for a person; `limits.waiting` says what follows."""
     output: Annotated[int, Meta(ge=64 * 1024, extra=SIZE)] = 64 * 1024 * 1024
     memory: Annotated[int, Meta(ge=1024 * 1024, extra=SIZE)] | None = None
     """Bytes, of a run and its descendants. The ranges are those of `sfad.protocol.kinds`."""

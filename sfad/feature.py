@@ -52,6 +52,9 @@ class Feature(Struct, frozen=True, kw_only=True):
     shows: Callable[[Any, Any], Mapping[str, Any]] | None = None
     """Returns fields of `RunInfo`, given what it has decided about a run, and the run
     (`runs.live.Live`)."""
+    notes: Callable[[Any, float], Mapping[str, Any]] | None = None
+    """Returns fields of `RunInfo`, given a run (`core.state.run.Run`), in which its half in the
+    core may have noted something, and the time on the core's clock. It is asked about each run."""
     channels: Mapping[str, str] = field(default_factory=dict)
     """Channels of runs that only its own processes may start, and what is started in these; and
     whose runs those are, in words."""
@@ -107,8 +110,8 @@ class Feature(Struct, frozen=True, kw_only=True):
     check-config` finds wrong with the machine, where each value is allowed."""
     install: str = ""
     """The module of its folder that has `installer(where: str, node: str | None, *, user: bool,
-    dry_run: bool) -> install.Installer`: what `sfad install --fleet` does. One feature may have
-    it."""
+    dry_run: bool) -> install.Installer`: what `sfad install` does for it. One feature may
+    have it."""
     doctor: str = ""
     """The module of its folder that has `findings() -> Iterator[tuple[str, str, str, str]]`: lines
     of `sfactl doctor`. Each is what is judged, `ok`, `warn` or `bad`, why, and how to fix it."""

@@ -197,10 +197,9 @@ def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
     """Report them, or that there are none."""
+    left: list[str] = config.stash.get(_LEFT, [])
     terminalreporter.section("left behind")
-    terminalreporter.write_line(
-        "\n".join(config.stash.get(_LEFT, [])) or "nothing: no process, no cgroup, no file"
-    )
+    terminalreporter.write_line("\n".join(left) or "nothing: no process, no cgroup, no file")
     config.stash[_OUTSIDE].close()
     if failures := config.getoption("--failures"):
         reports = [*terminalreporter.getreports("failed"), *terminalreporter.getreports("error")]

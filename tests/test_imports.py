@@ -68,9 +68,9 @@ TRIO_FORM = {"sfactl.api.awaited", "sfactl.api.streaming", "sfactl.api.trio_agen
 """The Python client for trio."""
 
 HEAVY = (
-    "trio", "psutil", "textual", "mcp", "genai_prices", "rich", "asyncio", "httpx2", "h11",
-    "brotli", "backports", "prometheus_client", "opentelemetry", "requests", "starlette",
-    "hypercorn",
+    "trio", "psutil", "textual", "mcp", "genai_prices", "rich", "asyncio", "httpx2",
+    "httpcore2", "h11", "brotli", "backports", "prometheus_client", "opentelemetry", "requests",
+    "starlette", "hypercorn",
 )  # fmt: skip
 
 
@@ -171,7 +171,7 @@ def test_the_core_needs_no_transport() -> None:
             "texts.sanitise",
             "texts.units",
         ]
-        names += ["requests.allowances", "requests.gateway", "requests.subscriptions"]
+        names += ["requests.allowances", "requests.gateway", "requests.windows"]
         allowed = {f"sfad.protocol.{name}" for name in names}
         if path.stem == "access":
             # each request says there who may be permitted to send it
@@ -222,6 +222,8 @@ def test_the_client_imports_only_the_protocol_of_the_daemon() -> None:
         if within(name_of(path), "sfactl.terminals", "sfactl.web.terminal"):
             looks += ["sfad.features.terminals.screen", "sfad.features.terminals.recorded"]
         looks += ["sfad.features.fleet.files.packing"] if path.stem == "shipping" else []
+        # both install shims
+        looks += ["sfad.features.shims", "sfad.features.shims.files"] if path.stem == "shim" else []
         # the kernel says whose a connection is, to the console as to the gateway
         looks += ["sfad.host", "sfad.host.linux.callers"] if path.stem == "serving" else []
         # and what a feature's requests are
@@ -385,7 +387,7 @@ def test_the_core_loads_no_shell() -> None:
 
 def test_the_daemon_loads_nothing_of_the_gateways() -> None:
     assert not loaded_by("import sfad.daemon, sfad.daemon.serving, sfad.cli") & {
-        "httpx2", "h11", "brotli", "backports", "genai_prices", "prometheus_client",
+        "httpx2", "httpcore2", "h11", "brotli", "backports", "genai_prices", "prometheus_client",
     }  # fmt: skip
 
 

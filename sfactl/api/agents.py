@@ -262,7 +262,7 @@ class Agent:
         beginning of the block. A call above that is refused, and the agent goes on."""
         self.check()
         self.daemon.ask(narrow(self.id, limits))
-        block = {limit.kind.value for limit in limits_of(limits)}, Narrowed()
+        block = {limit.kind.value for limit in limits_of(limits, "limit()")}, Narrowed()
         self._narrowed.append(block)
         try:
             yield block[1]

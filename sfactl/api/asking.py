@@ -50,12 +50,12 @@ from sfad.protocol.requests.steering import (
     Stop,
     Stopped,
 )
-from sfad.protocol.requests.subscriptions import (
+from sfad.protocol.requests.summary import By, Summarise, Summarised, Summary
+from sfad.protocol.requests.windows import (
     ListSubscriptions,
     SubscriptionInfo,
     SubscriptionList,
 )
-from sfad.protocol.requests.summary import By, Summarise, Summarised, Summary
 from sfad.protocol.types import (
     SEVERITIES,
     CallInfo,
@@ -425,7 +425,7 @@ def summary(
 ) -> Call[Summary]:
     if isinstance(since, datetime):
         since = since.timestamp()
-    begin = time.time() - SUMMARISED if since is None else since
+    begin = time.time() - SUMMARISED if since is None else float(since)
     given = Summarise(id=0, since=begin, by=by, labels=dict(labels or {}), **chosen)
     return Call(given, Summarised, lambda reply: reply.summary)
 

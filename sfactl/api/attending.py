@@ -41,7 +41,8 @@ def admission(name: str, options: AdmitOptions, below: RunId | None) -> Spawn:
     if unknown:
         raise TypeError(f"admit has no option {', '.join(map(repr, sorted(unknown)))}")
     words = [*sys.orig_argv] or [sys.executable]
-    spawn = spawn_of(words, None, given | {"name": name, "meter": "report", "log": False})
+    given |= {"name": name, "meter": "report", "log": False}
+    spawn = spawn_of(words, None, given, "admit")
     admitted = Admitted(stop="terminate_process" if stop else "tell")
     return replace(spawn, admit=admitted, below=below, tied=True)
 

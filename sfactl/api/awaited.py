@@ -17,8 +17,8 @@ from sfad.protocol.requests.daemon import AgentInfo, Change, DaemonStatus, Prune
 from sfad.protocol.requests.listing import List
 from sfad.protocol.requests.starting import Spawn
 from sfad.protocol.requests.steering import Stopped
-from sfad.protocol.requests.subscriptions import SubscriptionInfo
 from sfad.protocol.requests.summary import By, Summary
+from sfad.protocol.requests.windows import SubscriptionInfo
 from sfad.protocol.types import CallInfo, ErrorCode, Event, RunId, RunInfo, Severity
 
 from ..client import Sfad

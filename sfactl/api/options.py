@@ -103,19 +103,21 @@ class StartOptions(AdmitOptions, total=False):
     """Nodes, or labels of nodes as `gpu=yes`."""
 
 
-SOURCE = "spawn()"
-"""What is shown as the source of a limit of this client."""
-
 _NAMES = {"labels": "label", "models": "model_allow", "allow_tools": "allow_tool"}
 _NAMES |= {"block_tools": "block_tool", "limits": "limit"}
 """Options that `sfactl spawn` calls otherwise."""
 
 
-def spawn_of(command: Sequence[Word], agent: str | None, given: Mapping[str, Any]) -> Spawn:
-    """Return the request. Raise `ValueError` for what is written wrongly, and `TypeError` for an
-    unknown option."""
+def spawn_of(
+    command: Sequence[Word], agent: str | None, given: Mapping[str, Any], by: str = "spawn"
+) -> Spawn:
+    """Return the request that the method `by` makes. Raise `ValueError` for what is written
+    wrongly, and `TypeError` for one text in place of words, and for an unknown option."""
+    if isinstance(command, str | bytes):
+        raise TypeError(f"write each word by itself, as in ['echo', 'hi'], not as {command!r}")
+    reads = {**_READ, "limits": lambda limits: limits_of(limits, f"{by}()")}
     options = {
-        _NAMES.get(name, name): _READ[name](value) if name in _READ else value
+        _NAMES.get(name, name): reads[name](value) if name in reads else value
         for name, value in given.items()
         if name not in _SWITCHES and value is not None
     }
@@ -139,7 +141,7 @@ def spawn_of(command: Sequence[Word], agent: str | None, given: Mapping[str, Any
         raise of_quit(error) from None
 
 
-def limits_of(given: Limits | object, source: str = SOURCE) -> list[Limit]:
+def limits_of(given: Limits | object, source: str) -> list[Limit]:
     """Return limits as they are asked for. Raise `ValueError` with what is allowed."""
     if not isinstance(given, Mapping):
         raise TypeError(f"limits are written as {{'cost': 2, 'time': '20m'}}, not as {given!r}")
@@ -165,7 +167,6 @@ def _texts(given: Iterable[str] | object) -> list[str]:
 
 
 _READ: Mapping[str, Any] = {
-    "limits": limits_of,
     "on_limit": parse_action,
     "timeout": _seconds,
     "cwd": os.fspath,

@@ -200,7 +200,7 @@ class TrioAgent:
         cancels the block, which is left without an exception."""
         self.check()
         await self.daemon.ask(narrow(self.id, limits))
-        kinds = {limit.kind.value for limit in limits_of(limits)}
+        kinds = {limit.kind.value for limit in limits_of(limits, "limit()")}
         block = kinds, Narrowed(), trio.CancelScope()
         self._narrowed.append(block)
         try:

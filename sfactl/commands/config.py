@@ -13,7 +13,7 @@ from ..showing import table
 
 def _what(text: str) -> str:
     if text != "schema":
-        raise ValueError(f"unknown argument {text!r}; config takes only: schema")
+        raise ValueError(f"unknown argument {text!r}; choose from: schema")
     return text
 
 

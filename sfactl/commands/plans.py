@@ -2,7 +2,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Annotated
 
-from sfad.protocol.requests.subscriptions import (
+from sfad.protocol.requests.windows import (
     ListSubscriptions,
     SubscriptionInfo,
     SubscriptionList,

@@ -9,10 +9,12 @@ from typing import Annotated
 
 from msgspec import Struct
 
-from sfad.protocol import shim_files
+from sfad.features.shims import files
+from sfad.features.shims.files import SYSTEM_SHIMS, shim_dir
 from sfad.protocol.known import KNOWN_PROGRAMS
-from sfad.protocol.paths import SYSTEM_SHIMS, shim_dir, state_dir
+from sfad.protocol.paths import state_dir
 from sfad.protocol.requests.daemon import DaemonInfo, DaemonStatus
+from sfad.protocol.stand_ins import is_stand_in
 
 from .. import output
 from ..app import app
@@ -125,7 +127,7 @@ def installed(place: ShimPlace) -> list[InstalledShim]:
     return [
         _looked_at(place, name)
         for name in _names(place.directory)
-        if shim_files.is_shim(os.fsencode(place.directory / name))
+        if is_stand_in(os.fsencode(place.directory / name))
     ]
 
 
@@ -144,7 +146,7 @@ def _looked_at(place: ShimPlace, program: str) -> InstalledShim:
         stands_for=os.fsdecode(file) if file is not None else None,
         found_by_runs=program in place.seen if place.seen is not None else None,
         state="outdated"
-        if path.read_bytes() != shim_files.text(program)
+        if path.read_bytes() != files.text(program)
         else "ok"
         if file is not None
         else "missing",
@@ -159,9 +161,9 @@ def _install(directory: Path, programs: Sequence[str]) -> None:
     )
     directory.mkdir(exist_ok=True)
     directory.chmod(0o755)
-    write_whole(directory / shim_files.BASH_ENV, shim_files.FIND_AGAIN, 0o644)
+    write_whole(directory / files.BASH_ENV, files.FIND_AGAIN, 0o644)
     for program in programs:
-        write_whole(directory / program, shim_files.text(program), 0o755)
+        write_whole(directory / program, files.text(program), 0o755)
         if program not in KNOWN_PROGRAMS:
             output.note(
                 f"sfactl: {program} is not an agent program that sfad knows; "
@@ -175,15 +177,13 @@ def _check(directory: Path, program: str) -> None:
     if program in ("sfad", "sfactl"):
         raise UsageError(f"{program} starts runs itself and needs no shim")
     path = directory / program
-    if os.path.lexists(path) and not shim_files.is_shim(os.fsencode(path)):
+    if os.path.lexists(path) and not is_stand_in(os.fsencode(path)):
         raise UsageError(f"{path} is not a shim of sfad; move it away first")
 
 
 def _remove(directory: Path, programs: Sequence[str]) -> None:
     there = [
-        program
-        for program in _names(directory)
-        if shim_files.is_shim(os.fsencode(directory / program))
+        program for program in _names(directory) if is_stand_in(os.fsencode(directory / program))
     ]
     for program in programs:
         if program not in there:
@@ -192,7 +192,7 @@ def _remove(directory: Path, programs: Sequence[str]) -> None:
     for program in programs:
         (directory / program).unlink(missing_ok=True)
     if not set(there) - set(programs):
-        (directory / shim_files.BASH_ENV).unlink(missing_ok=True)
+        (directory / files.BASH_ENV).unlink(missing_ok=True)
     with suppress(OSError):  # it has others, or files of the user
         directory.rmdir()
 
@@ -259,8 +259,7 @@ def _kept_by_login_shell(directory: Path, programs: Sequence[str]) -> bool | Non
         return None
     path = told.stdout.rstrip(b"\n").rpartition(b"\n")[2]  # a profile may print something
     return all(
-        shim_files.is_shim(next(found(os.fsencode(program), path), (b"", b""))[1])
-        for program in programs
+        is_stand_in(next(found(os.fsencode(program), path), (b"", b""))[1]) for program in programs
     )
 
 

@@ -41,10 +41,10 @@ def spawn(
 
     Limits (--limit, repeatable): KIND is time (seconds), turns (tool calls), messages, tokens,
     cost, planning_cost or execution_cost (USD), output or memory (bytes), pids (processes), cpu
-    (cores), silence (seconds) or plan (% of a subscription's window). ACTION is terminate,
-    pause, warn, refuse, conclude, request_increase or, for silence, continue. Turns, messages,
-    tokens and cost can only be enforced if the gateway sees the calls, or the agent tells them:
-    by reports, JSON events that a meter reads, or its session file.
+    (cores), silence or waiting (seconds) or plan (% of a subscription's window). ACTION is
+    terminate, pause, warn, refuse, conclude, request_increase or, for silence, continue. Turns,
+    messages, tokens and cost can only be enforced if the gateway sees the calls, or the agent
+    tells them: by reports, JSON events that a meter reads, or its session file.
     """
     wanted = commanded(wanted, command)
     return start(wanted) if count is None else _several(wanted, count)

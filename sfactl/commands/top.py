@@ -7,7 +7,7 @@ from sfad.protocol.requests.listing import WatchRuns
 
 from ..app import OverFleet, app
 from ..connecting.connection import FLEET, unanswered_by
-from ..exits import UsageError
+from ..exits import ExtraMissing, UsageError
 from ..options.selection import labels
 from ..options.shared import Labels, MaybeRun, Names, Socket, User
 from ..options.spreading import spread
@@ -37,10 +37,7 @@ def top(options: TopOptions) -> int:
     cannot be reached.
     """
     if find_spec("textual") is None:
-        raise UsageError(
-            "top needs a package that is not installed; "
-            "install sfad with its extra top, as in the checkout: pip install '.[top]'"
-        )
+        raise ExtraMissing("top", "top")
     if options.root is not None and options.socket is not None and options.socket.startswith(FLEET):
         raise UsageError(
             "--fleet shows the runs of all nodes: leave out RUN, and type / to filter them"

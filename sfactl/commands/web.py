@@ -3,7 +3,7 @@ from importlib.util import find_spec
 from ..app import OverFleet, app
 from ..connecting.connection import unanswered_by
 from ..connecting.inside import inside_run
-from ..exits import ExitCode, Quit, UsageError
+from ..exits import ExitCode, ExtraMissing, Quit
 from ..options.spreading import spread
 from ..web.options import WebOptions
 
@@ -33,10 +33,7 @@ def web(wanted: WebOptions) -> int:
             f"a console starts outside runs only, and this process is inside one ({why})",
         )
     if any(find_spec(each) is None for each in ("starlette", "hypercorn", "segno")):
-        raise UsageError(
-            "web needs packages that are not installed; "
-            "install sfad with its extra web, as in the checkout: pip install '.[web]'"
-        )
+        raise ExtraMissing("web", "web")
     # Imported here because they take a third of a second, and are an extra.
     if wanted.link:
         from ..web import addresses

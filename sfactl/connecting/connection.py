@@ -498,7 +498,10 @@ class Client:
                 self._answers.append(answer)
         except TimeoutError:
             raise Unreachable(
-                self.path, "silent", f"no answer within {self._socket.gettimeout():g} s"
+                self.path,
+                "silent",
+                f"no answer within {self._socket.gettimeout():g} s; it hangs or cannot start, and "
+                "its log says why (of a service: systemctl status sfad)",
             ) from None
         except ConnectionResetError:
             raise self._lost() from None

@@ -103,16 +103,55 @@ def with_approvals(spawn: Spawn, client: Client) -> Spawn:
     """Return the request with a program that asks a person, over the daemon, for what it would ask
     about at its terminal. Raise `UsageError` for a program that cannot."""
     at, program = _program(spawn, client)
-    if program not in ("claude", ""):
-        raise UsageError(f"--approvals: {program} has no way to ask for them; it works with claude")
-    command = [*_sfactl(), "mcp", "--socket", os.fspath(client.path), "--approvals"]
-    entry = {"command": command[0], "args": command[1:], "timeout": APPROVAL_SECONDS * 1000}
-    options = [
-        f"--mcp-config={_json({'mcpServers': {APPROVALS: entry}})}",
-        f"--permission-prompt-tool=mcp__{APPROVALS}__{PERMISSION}",
+    socket = os.fspath(client.path)
+    match program:
+        case "":
+            return spawn
+        case "claude":
+            command = [*_sfactl(), "mcp", "--socket", socket, "--approvals"]
+            entry = {"command": command[0], "args": command[1:], "timeout": APPROVAL_SECONDS * 1000}
+            options = [
+                f"--mcp-config={_json({'mcpServers': {APPROVALS: entry}})}",
+                f"--permission-prompt-tool=mcp__{APPROVALS}__{PERMISSION}",
+            ]
+        case "codex":
+            options = _codex_hook([*_sfactl(), "ask", "--socket", socket])
+            words = spawn.argv if spawn.agent is None else []
+            subcommand = next((n for n, w in enumerate(words) if w in (b"exec", b"e")), None)
+            if subcommand is not None or spawn.agent is not None:
+                at = at if subcommand is None else subcommand + 1
+                options.append("--approve-for-me")
+        case _:
+            raise UsageError(
+                f"--approvals: {program} has no way to ask for them; it works with claude and codex"
+            )
+    return replace(spawn, argv=[*spawn.argv[:at], *map(os.fsencode, options), *spawn.argv[at:]])
+
+
+def _codex_hook(command: Sequence[str]) -> list[str]:
+    """Return the options with which Codex (0.169) asks a command for each call that needs an
+    approval.
+
+    `codex exec` asks for nothing, but with `--approve-for-me`: then a model answers, unless a hook
+    does before it. A hook needs the trust of a person, for which Codex keeps its hash: it is given
+    for this one alone, because `--dangerously-bypass-hook-trust` would trust those of a project as
+    well. A command that fails denies."""
+    failed = "{ echo 'sfactl ask has failed, so no person has answered' >&2; exit 2; }"
+    handler = {
+        "type": "command",
+        "command": f"{shlex.join(command)} || {failed}",
+        "timeout": APPROVAL_SECONDS,
+    }
+    identity = {"event_name": "permission_request", "hooks": [handler | {"async": False}]}
+    trusted = sha256(msgspec.json.encode(identity, order="sorted")).hexdigest()
+    fields = ", ".join(f"{key} = {_json(value)}" for key, value in handler.items())
+    place = _json("/<session-flags>/config.toml:permission_request:0:0")
+    return [
+        "-c",
+        f"hooks.PermissionRequest=[{{hooks = [{{{fields}}}]}}]",
+        "-c",
+        f'hooks.state={{{place} = {{trusted_hash = "sha256:{trusted}"}}}}',
     ]
-    words = [*spawn.argv[:at], *map(os.fsencode, options if program else ()), *spawn.argv[at:]]
-    return replace(spawn, argv=words)
 
 
 def _program(spawn: Spawn, client: Client) -> tuple[int, str]:

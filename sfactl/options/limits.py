@@ -11,7 +11,7 @@ from sfad.protocol import limits as written
 from sfad.protocol.kinds import COUNTS, KINDS, METERED_KINDS, TIMED
 from sfad.protocol.limits import format_amount
 from sfad.protocol.limits_object import WrittenLimits, parse_limits
-from sfad.protocol.requests.subscriptions import SubscriptionInfo, WindowInfo
+from sfad.protocol.requests.windows import SubscriptionInfo, WindowInfo
 from sfad.protocol.texts.units import counted, format_usd
 from sfad.protocol.types import (
     Action,

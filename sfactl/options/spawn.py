@@ -429,7 +429,10 @@ class SpawnOptions(Struct, frozen=True):
     ] = False
     approvals: Annotated[
         bool,
-        flag("Ask a person for each tool call that claude may not make (sfactl approve RUN CALL)"),
+        flag(
+            "Ask a person for each tool call that claude or codex may not make "
+            "(sfactl approve RUN CALL)"
+        ),
     ] = False
 
 

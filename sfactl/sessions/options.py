@@ -99,8 +99,8 @@ def started(start: Callable[[], SessionView], *, json: bool) -> SessionView:
 
 
 def tell(session: SessionView) -> None:
-    """Print on stderr what the caller should know of a new session: also its id, for the case that
-    the caller is killed."""
+    """Print on stderr what the caller should know of a new session, and its id in case the caller
+    is killed."""
     if not session.ended:
         output.note(f"sfactl: {session.run_id} ({session.name}) has started")
     tell_lowered(session)

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
-from sfad.protocol import shim_files
+from sfad.protocol.stand_ins import is_stand_in
 
 from ..exits import ExitCode, Quit
 
@@ -33,7 +33,7 @@ def search(program: bytes, path: bytes) -> tuple[bytes | None, Sequence[bytes]]:
     shim of the program."""
     passed: list[bytes] = []
     for directory, file in found(program, path):
-        if not shim_files.is_shim(file):
+        if not is_stand_in(file):
             return file, passed
         passed.append(directory)
     return None, passed

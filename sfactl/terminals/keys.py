@@ -17,8 +17,8 @@ NAMES += "PageDown, F1 to F12, lt, gt, C-x (Ctrl) and M-x (Alt)"
 
 
 def sent_by(text: str) -> bytes:
-    """Return what is sent by keys: characters as they are, and names of keys in `<` and `>`. Raise
-    `ValueError` for a name that is not known."""
+    """Return the bytes that keys send: characters as they are, and names of keys in `<` and `>`.
+    Raise `ValueError` for an unknown name."""
     parts = re.split(r"<([^<>]+)>", text)
     return b"".join(_named(each) if at % 2 else each.encode(errors="surrogateescape")
                     for at, each in enumerate(parts))  # fmt: skip
@@ -43,7 +43,7 @@ def _named(name: str) -> bytes:
 
 
 def one_key(text: str) -> bytes:
-    """Return what a key sends that is named with or without `<` and `>`. Raise `ValueError`."""
+    """Return the byte that one key sends, named with or without `<` and `>`. Raise `ValueError`."""
     sent = sent_by(text if text.startswith("<") or len(text) == 1 else f"<{text}>")
     if len(sent) != 1:
         raise ValueError(f"{text!r} is not one key such as C-] or C-b")

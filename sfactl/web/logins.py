@@ -1,10 +1,10 @@
 """Links that log a browser in, and the browsers that are logged in: files of the user, which
 outlive a console.
 
-A file is named by the hash of its secret, and empty: who reads the directory learns no secret. The
-files of a console are in a directory that is named by where it listens, and its lock is held while
-the console runs, so that `sfactl web --link` finds it. A link works once, because only one process
-can unlink its file.
+A file is named by the hash of its secret, and empty: a reader of the directory learns no secret.
+The files of a console are in a directory that is named by where it listens, and its lock is held
+while the console runs, so that `sfactl web --link` finds it. A link works once, because only one
+process can unlink its file.
 """
 
 import fcntl
@@ -23,14 +23,14 @@ import msgspec
 from sfad.protocol.paths import make_private, xdg
 
 LINK_SECONDS = 600.0
-"""For so long a link works."""
+"""How long a link works."""
 UNTIL_USED = 1e8
 """Seconds for the link that a console prints when it starts: it works as long as the console."""
 LOGIN_DAYS = 30
-"""A browser that was not seen for so long has to log in again."""
-MOST_SESSIONS = 32
+"""After so many days without a request, a browser has to log in again."""
+MOST_LOGINS = 32
 _LOOK = 1.0
-"""Seconds in which a process has looked at a lock."""
+"""Seconds to wait for another process that only looks at a lock."""
 _SEEN_AGAIN = 3600.0
 """Seconds between two notes of when a browser was seen."""
 
@@ -51,8 +51,8 @@ class Logins:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._links, self._sessions = directory / "links", directory / "logins"
-        for each in (self._links, self._sessions):
+        self._links, self._logins = directory / "links", directory / "logins"
+        for each in (self._links, self._logins):
             each.mkdir(mode=0o700, exist_ok=True)
 
     def link(self, seconds: float = LINK_SECONDS) -> str:
@@ -75,8 +75,8 @@ class Logins:
             return None
         if until <= time.time():
             return None
-        seen = sorted(self._sessions.iterdir(), key=_modified, reverse=True)
-        for each in seen[MOST_SESSIONS - 1 :]:
+        seen = sorted(self._logins.iterdir(), key=_modified, reverse=True)
+        for each in seen[MOST_LOGINS - 1 :]:
             each.unlink(missing_ok=True)
         login = Login(secrets.token_urlsafe(32))
         self._file(login).touch(mode=0o600)
@@ -100,7 +100,7 @@ class Logins:
 
     def forget_all(self) -> None:
         """Log all browsers out, and make all links useless."""
-        for directory in (self._links, self._sessions):
+        for directory in (self._links, self._logins):
             self._remove_old(directory, float("inf"))
 
     def end_with_console(self) -> None:
@@ -110,7 +110,7 @@ class Logins:
                 each.unlink(missing_ok=True)
 
     def _file(self, login: Login) -> Path:
-        return self._sessions / _hash(login.cookie)
+        return self._logins / _hash(login.cookie)
 
     @staticmethod
     def _remove_old(directory: Path, until: float) -> None:
@@ -151,8 +151,9 @@ def home(env: Mapping[str, str]) -> Path:
 
 @contextmanager
 def kept(place: str) -> Iterator[tuple[Logins, int, OSError | ValueError | None]]:
-    """Hold the logins of a console that listens at `place`, the descriptor of its lock, and why
-    they do not outlive it, if they cannot. Raise `Held` if another console has them."""
+    """Hold the lock of the console that listens at `place`. Yield its logins, the descriptor of the
+    lock, and why the logins cannot outlive the console, if so. Raise `Held` if another console has
+    the lock."""
     with ExitStack() as stack:
         why: OSError | ValueError | None = None
         try:

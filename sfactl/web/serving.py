@@ -79,7 +79,7 @@ class PeerListener(trio.abc.Listener[trio.SocketStream]):
 
     async def accept(self) -> trio.SocketStream:
         while True:
-            # a checkpoint: who connects without pause does not keep other tasks waiting
+            # a checkpoint: a client that connects without pause does not keep other tasks waiting
             stream = await self._listener.accept()
             if self._accepts(stream) and self._room():
                 stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENT_MS)

@@ -14,7 +14,7 @@ from sfad.protocol.checks import in_words
 from sfad.protocol.kinds import KINDS, METERED_KINDS
 from sfad.protocol.limits import format_amount
 from sfad.protocol.requests.daemon import DaemonStatus
-from sfad.protocol.requests.subscriptions import SubscriptionInfo
+from sfad.protocol.requests.windows import SubscriptionInfo
 from sfad.protocol.texts.units import counted, format_duration
 from sfad.protocol.types import (
     AlertState,

@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Struct, field
 
 from ..protocol.kinds import COUNTS
-from ..protocol.requests.subscriptions import SeenWindow
+from ..protocol.requests.windows import SeenWindow
 from ..protocol.texts.units import MOST_COUNTED, MOST_SPENT
 from ..protocol.types import ApiTrouble, Tokens
 
@@ -26,8 +26,8 @@ MAX_WORDS = 300
 """Characters of `Reading.failed`, which must fit into the line that says why a run ended."""
 
 
-class SubscriptionTold(msgspec.Struct, frozen=True, array_like=True):
-    """What an agent has told last of the windows of its subscription."""
+class WindowsTold(msgspec.Struct, frozen=True, array_like=True):
+    """What an agent has told last of windows."""
 
     time: float
     """Unix time."""
@@ -83,7 +83,7 @@ class Reading(Struct):
     be billed, and no figure has all of it."""
     skipped_lines: int = 0
     """Lines longer than `MAX_LINE` that may have told usage, and were not read."""
-    subscription: SubscriptionTold | None = None
+    windows: WindowsTold | None = None
     by_size: dict[str, dict[int, Tokens]] = field(default_factory=dict)
     """Of the tokens to price, those of single requests, by the step of `SIZES` that their input is
     above: a longer request may cost more. Only of programs that tell each request."""

@@ -344,7 +344,7 @@ def program_called(name: str) -> AgentProgram:
     return found
 
 
-# ---- The short hashes by which subscriptions are told apart
+# ---- The short hashes by which accounts are told apart
 
 
 _DIGITS = 12

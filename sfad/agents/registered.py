@@ -103,7 +103,7 @@ def filled_in(
         command = _shown([os.fsencode(request.agent or ""), *request.argv])
         raise Invalid(
             f"there is no agent {(request.agent or '')[:64]!r}; known: {', '.join(agents)}. "
-            f"To run a command, write it after '--', as in: sfactl run -- {command}"
+            f"To start a command, write '--' before it: -- {command}"
         )
     if request.terminal is not None and entry.source == BUILT_IN:
         entry = _in_terminal(entry)

@@ -20,8 +20,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ..host.tasks import in_thread
-from ..protocol import shim_files
 from ..protocol.known import AGENTS, KNOWN_PROGRAMS
+from ..protocol.stand_ins import is_stand_in
 from . import setups
 from .program import program_called
 from .programs import claude, gemini
@@ -381,7 +381,7 @@ def _readable(status: os.stat_result, uid: int) -> bool:
 
 
 def _programs(path: str) -> list[str]:
-    """Return the known agent programs that a PATH has, shims aside."""
+    """Return the known agent programs that a PATH has, stand-ins aside."""
     directories = [
         directory for directory in path.split(":")[:MOST_DIRECTORIES] if directory.startswith("/")
     ]
@@ -400,5 +400,5 @@ def _is_program(path: str) -> bool:
     return (
         stat.S_ISREG(status.st_mode)
         and bool(status.st_mode & 0o111)
-        and not shim_files.is_shim(os.fsencode(path))
+        and not is_stand_in(os.fsencode(path))
     )

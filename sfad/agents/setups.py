@@ -71,7 +71,7 @@ class Setup(Struct, frozen=True, omit_defaults=True):
     profiles: tuple[tuple[str, "Setup"], ...] = ()
     """By the name of a profile: the setup that holds instead where a command chooses it."""
     account: str = ""
-    """A hash of the credential of its login by subscription, where its settings have one."""
+    """A hash of the credential of its login, where its settings have one."""
 
 
 class Person(NamedTuple):

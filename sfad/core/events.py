@@ -13,7 +13,7 @@ from typing import ClassVar, Literal, NamedTuple
 from msgspec import Struct
 
 from ..protocol import types
-from ..protocol.requests.gateway import AdmitCall, EndCall, SeeSubscription
+from ..protocol.requests.gateway import AdmitCall, EndCall, SeeWindows
 from ..protocol.types import (
     ApiTrouble,
     Limit,
@@ -226,7 +226,7 @@ class WindowsSeen(At, frozen=True):
 
     time: datetime
     """When the reply came, in the zone in which people are told of times."""
-    told: SeeSubscription
+    told: SeeWindows
     uid: int | None
     """The user to whom the account belongs; `None`: the operator, whose key the gateway has."""
     unix_time: float

@@ -102,8 +102,8 @@ class Purses:
         return None
 
     def teams(self, _user: str) -> Collection[str]:
-        """Return the teams that have one which a user spends. Here alerts touch them: a member is
-        shown those about its teams."""
+        """Return the teams that have one which a user spends. A member is shown what is
+        told of its teams."""
         return ()
 
     # ---- what they are told

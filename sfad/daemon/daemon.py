@@ -130,14 +130,15 @@ async def execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int
             runtime.announcer.tell(
                 EventType.DAEMON_REEXECUTING, f"sfad {__version__} re-executes itself"
             )
+            ledger = runtime.resources.ledger
             for _ in range(MAX_FLUSHES):
                 runtime.launcher_events.feed_all()
-                if not await runtime.ledger.flush():
-                    raise Unfit(f"the ledger cannot be written: {runtime.ledger.trouble}")
+                if not await ledger.flush():
+                    raise Unfit(f"the ledger cannot be written: {ledger.trouble}")
                 if all(live.run.committed for live in runtime.catalogue.live.values()):
                     break
             else:
-                raise Unfit(f"the ledger does not take what was admitted: {runtime.ledger.trouble}")
+                raise Unfit(f"the ledger does not take what was admitted: {ledger.trouble}")
             # the task that handles signals has seen those that came before
             await trio.lowlevel.checkpoint()
             if runtime.machine.draining:
@@ -185,10 +186,10 @@ def _signals_held_back() -> Iterator[None]:
 
 def _execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int) -> None:
     # nothing awaits from here on: what is handed over must stay as it is on record
-    if not runtime.ledger.flush_now():
+    ledger = runtime.resources.ledger
+    if not ledger.flush_now():
         raise Unfit(
-            "the ledger cannot be written: "
-            f"{runtime.ledger.trouble or 'it takes longer than a second'}"
+            f"the ledger cannot be written: {ledger.trouble or 'it takes longer than a second'}"
         )
     crash_point("hand over")
     handover = Handover(
@@ -204,7 +205,7 @@ def _execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int) -> 
         admitted=runtime.machine.admitted,
         refused=runtime.machine.refused,
         began=runtime.began,
-        counts=runtime.counts,
+        counts=runtime.resources.counts,
     )
     try:
         memory = to_memfd(handover)
@@ -212,7 +213,7 @@ def _execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int) -> 
         crash_point("handed over")
         _become(descriptors, memory, nofile)
     except Exception:
-        runtime.launcher.take_back()
+        runtime.resources.launcher.take_back()
         raise
 
 
@@ -294,7 +295,7 @@ async def serve(
             listener = listener or bind_socket(
                 home.socket,
                 held=home.state_dir,
-                mode=socket_mode(everyone=runtime.everyone),
+                mode=socket_mode(everyone=resources.everyone),
                 directory_mode=directory_mode(users, home.socket),
             )
             server = Server(
@@ -302,7 +303,7 @@ async def serve(
                 runtime,
                 lambda sock: runtime.parts.peer(
                     identify(
-                        sock, runtime.launcher, runtime.leading.caller_at, runtime.parts.is_own
+                        sock, resources.launcher, runtime.leading.caller_at, runtime.parts.is_own
                     )
                 ),
                 handed,
@@ -366,8 +367,8 @@ class Daemon(Struct):
                 if handed is None or adoption.notes:
                     # processes of runs without a snapshot
                     parent, detail = (
-                        runtime.config.containment.cgroup_parent,
-                        runtime.launcher.detail,
+                        runtime.in_force.config.containment.cgroup_parent,
+                        runtime.resources.launcher.detail,
                     )
                     await trio.to_thread.run_sync(
                         sweep_others, self.home, parent, log, adoption.spared, detail
@@ -383,7 +384,7 @@ class Daemon(Struct):
                     server.handover.continue_waiting(handed.clients)
                 nursery.start_soon(keep_serving, server.serve, log.internal_error)
                 nursery.start_soon(keep_serving, server.listener.look_after, log.internal_error)
-                runtime.launcher.watch_children(children)
+                runtime.resources.launcher.watch_children(children)
                 nursery.start_soon(keep_serving, runtime.parts.serve, log.internal_error)
                 nursery.start_soon(self._obey, signals, nursery)
                 nursery.start_soon(systemd.feed_watchdog)
@@ -394,17 +395,18 @@ class Daemon(Struct):
                 await self.drained.wait()
                 self._notify("STOPPING=1")
                 with trio.move_on_after(LAST_WORDS), suppress(OSError):
-                    await runtime.ledger.flush()  # so that features are told of the last ends
+                    # so that features are told of the last ends
+                    await runtime.resources.ledger.flush()
                 await runtime.parts.finish()
                 await runtime.commands.rest()
                 with trio.move_on_after(LAST_WORDS), suppress(OSError):
                     # clients that wait for an end are told when it is recorded
-                    await runtime.ledger.flush()
+                    await runtime.resources.ledger.flush()
                     await server.drained()
                 nursery.cancel_scope.cancel()
 
     def _announce(self, adoption: Adoption) -> None:
-        launcher = self.runtime.launcher
+        launcher = self.runtime.resources.launcher
         self.log.info(
             "serving", socket=str(self.home.socket), state_dir=str(self.home.state_dir),
             pid=os.getpid(), containment=launcher.containment, detail=launcher.detail,

@@ -19,12 +19,12 @@ from ..durable.spool import EarlierSpool, Spool
 from ..features.listed import FEATURES
 from ..host import systemd
 from ..host.clock import MonotonicClock, Timers
+from ..host.counts import Counts
 from ..host.faults import crash_point
 from ..host.files import Damages
 from ..host.headroom import DiskReserve
 from ..host.linux.descriptors import keep_back
 from ..host.log import Log
-from ..host.metrics import Counts
 from ..host.socket_file import PathError, Users, directory_mode, prepare_socket, serves_all
 from ..host.state_dir import StateLock, resume_lock, take_state_dir
 from ..host.tasks import LoopRounds

@@ -14,8 +14,8 @@ from msgspec import Struct
 
 from ..core.state.access import Peer
 from ..core.state.tree import StopTicket
+from ..host.counts import Counts
 from ..host.files import UNDECODABLE
-from ..host.metrics import Counts
 from ..processes.launcher import LaunchRecord
 from ..protocol.messages import Events, Wait, Watch, WatchRuns
 from ..protocol.texts.units import parse_whole

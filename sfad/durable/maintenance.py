@@ -16,12 +16,13 @@ import trio
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from ..config import RetentionConfig
+from ..config import Configuration, RetentionConfig
 from ..core.state.policy import SessionsConfig
 from ..core.state.run import run_id
 from ..host.clock import wall_clock
 from ..host.files import make_directory
 from ..host.headroom import DiskReserve
+from ..host.log import Log
 from ..host.tasks import FairLock, in_thread
 from ..protocol.messages import Prune, Pruned
 from ..protocol.paths import LEDGER
@@ -398,3 +399,29 @@ class SessionArchive(Struct):
 def _ended_sessions(directory: Path, since: float) -> list[tuple[float, RunId]]:
     with closing(Reader(open_reader(directory))) as reader:
         return reader.ended_sessions(since)
+
+
+# ---- Both, as a daemon follows its config
+
+
+class Upkeep:
+    def __init__(
+        self,
+        config: Configuration,
+        ledger: Ledger,
+        output: OutputFiles,
+        log: Log,
+        live: Collection[RunId],
+        kept: Callable[[], Sequence[Kept]],
+        damaged: Callable[[str], object],
+    ) -> None:
+        """`live`: the runs whose output must stay. For `kept` and `damaged`, see
+        `MaintenanceJobs`."""
+        jobs = MaintenanceJobs(ledger, output, lambda: live, log.info, damaged, kept=kept)
+        self.maintenance = Maintenance(jobs, config.retention, log.warning)
+        directory = ledger.file.directory
+        self.archive = SessionArchive(directory, output, config.sessions, log.warning)
+
+    def reconfigure(self, config: Configuration) -> None:
+        self.maintenance.reconfigure(config.retention)
+        self.archive.reconfigure(config.sessions)

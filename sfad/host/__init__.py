@@ -3,10 +3,10 @@
 `linux`          what the kernel offers, and Python or psutil does not
 `clock`          the daemon's clocks, and deadlines that call back
 `log`            the JSON log, and `limits.log`; lines to a file or descriptor, without waiting
-`metrics`        what has happened since the start, counted; each metric: its name, what it is, its
-                 labels
+`counts`         what has happened since the start, counted
 `faults`         ends the process at a chosen effect, for the crash test
 `http_connection` one connection of HTTP: requests in, replies out
+`streams`        reads and writes of connections, cheaper than trio's
 `files`          the daemon's own names in directories that its agents can write to, and what is
                  damaged there
 `probe`          what the kernel, the session and bubblewrap offer, for `sfactl doctor`

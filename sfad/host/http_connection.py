@@ -1,12 +1,13 @@
 """One client's connection: requests in, replies out (HTTP/1.1, by h11)."""
 
-import os
 from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
 
 import h11
 import trio
+
+from . import streams
 
 HEAD_TIMEOUT = 30.0
 """Seconds for a request's head, from its first byte."""
@@ -47,6 +48,10 @@ class HttpConnection:
         """What the exchanges of this connection know of its caller."""
         self._unsent = bytearray()
         """What the client has not taken."""
+        self.hung_up = False
+        """The client was seen to have closed the connection."""
+        self.working: trio.CancelScope | None = None
+        """Cancelled when the client hangs up."""
         self._sending = trio.Lock()
         self._asked_for_head = False
         self._body_until: float | None = None
@@ -154,7 +159,7 @@ class HttpConnection:
                 try:
                     with trio.fail_after(SEND_TIMEOUT):
                         sent = await self.stream.socket.send(self._unsent[:_PIECE])
-                except (OSError, trio.TooSlowError) as error:
+                except (OSError, trio.TooSlowError, trio.ClosedResourceError) as error:
                     raise ClientGoneError(str(error) or "it took nothing of the reply") from error
                 del self._unsent[:sent]
 
@@ -176,16 +181,11 @@ class HttpConnection:
             return True
         return False
 
-    async def gone(self) -> None:
-        """Return when the client has closed the connection."""
-        await trio.lowlevel.wait_readable(self.stream.socket)
-        try:
-            more = await self.stream.socket.recv(1, trio.socket.MSG_PEEK)
-        except OSError:
-            return
-        # it sends the next request already: whether it is still there, sending to it will tell
-        if more:
-            await trio.sleep_forever()
+    def hang_up(self) -> None:
+        """Note that the client has closed the connection, and cancel what is done for it."""
+        self.hung_up = True
+        if self.working is not None:
+            self.working.cancel()
 
     def _next(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         try:
@@ -197,7 +197,7 @@ class HttpConnection:
 
     async def _receive(self) -> None:
         try:
-            self._http.receive_data(await self.stream.receive_some(_PIECE))
+            self._http.receive_data(await streams.read(self.stream.socket, _PIECE))
         except (trio.BrokenResourceError, h11.RemoteProtocolError) as error:
             raise ClientGoneError(str(error)) from error
 
@@ -208,13 +208,5 @@ class HttpConnection:
     def _put(self, event: h11.Event) -> None:
         data = self._http.send(event) or b""
         if data and not self._unsent:
-            data = data[self._written(data) :]
+            data = data[streams.write(self.stream.socket, data) :]
         self._unsent += data
-
-    def _written(self, data: bytes) -> int:
-        """Return how much the client takes at once. Without a switch of tasks, so that an event is
-        not late."""
-        try:
-            return os.write(self.stream.socket.fileno(), data)
-        except OSError:  # it takes nothing now, or has gone: `flush` finds out
-            return 0

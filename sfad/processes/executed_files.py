@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from ..core.state.naming import file_program, interpreter_of, script_word
-from ..protocol.known import KNOWN_PROGRAMS
+from ..protocol.known import KNOWN_PROGRAMS, is_named_so
 from . import kernel
 
 _LEAST = 1 << 20
@@ -285,7 +285,7 @@ def _surroundings(pids: Sequence[int]) -> tuple[list[str], list[str]]:
     for pid in pids:
         with suppress(OSError, KeyError):
             homes[pwd.getpwuid(os.stat(f"/proc/{pid}").st_uid).pw_dir] = None
-        for above in _line(pid):
+        for above in _with_ancestors(pid):
             path = os.fsdecode(kernel.variable(above, b"PATH") or b"").split(":")
             paths.update((each, None) for each in path if each.startswith("/"))
             home = os.fsdecode(kernel.variable(above, b"HOME") or b"")
@@ -293,7 +293,7 @@ def _surroundings(pids: Sequence[int]) -> tuple[list[str], list[str]]:
     return list(paths)[:_MOST_DIRECTORIES], list(homes)[:_MOST_HOMES]
 
 
-def _line(pid: int) -> Iterator[int]:
+def _with_ancestors(pid: int) -> Iterator[int]:
     """Yield a process and those above it, up to this one."""
     for _ in range(_MOST_ANCESTORS):
         yield pid
@@ -311,7 +311,7 @@ def _installations(program: str, paths: list[str], homes: list[str]) -> Iterator
     ]
     for place in places:
         path = os.path.realpath(f"{place}/{program}")
-        if os.path.isfile(path) and not path.endswith(f"/shims/{program}"):
+        if os.path.isfile(path) and not is_named_so(path, program):
             yield path
             yield from _natives(path, program)
     for home in homes:

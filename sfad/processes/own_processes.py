@@ -1,6 +1,5 @@
-"""The supervisor of processes that are no runs and serve one that starts them: gateways, what reads
-bodies for these, the exporter of spans and the like. They are started, watched, started again after
-a pause, and ended."""
+"""Starts, watches, restarts and ends processes that are no runs and serve the program that starts
+them: gateways, the readers of bodies for gateways, the exporter of spans and the like."""
 
 import os
 import re
@@ -193,8 +192,8 @@ async def keep(
 ) -> None:
     """Call `once` again and again while it is `wanted`. It returns how what it has started ended,
     or `None` if there is nothing wrong with that. Else `failed` is told how, and after how many
-    seconds it is called again: twice as many each time, from `first` to `most`, and `first` again
-    once it has taken longer than `most`."""
+    seconds it is called again: `first`, then twice as many each time, up to `most`, and `first`
+    again once it has taken longer than `most`."""
     pause = first
     while wanted():
         began = trio.current_time()
@@ -203,7 +202,8 @@ async def keep(
         except OSError as error:
             how = f"it cannot be started: {error}"
         if how is not None:
-            lived = trio.current_time() - began
-            pause = first if lived > most else min(2 * pause, most)
+            if trio.current_time() - began > most:
+                pause = first
             failed(how, pause)
             await trio.sleep(pause)
+            pause = min(2 * pause, most)

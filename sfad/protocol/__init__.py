@@ -17,7 +17,7 @@
               messages in frames, and the versions of the protocol
 `conversation` a client's end of a connection
 `paths`       where the socket and the state are
-`shim_files`  shims as files
+`stand_ins`   files that stand in for agent programs
 `inherited`   what a parent may leave to both programs, repaired
 
 The same in words, with byte-exact examples: docs/protocol.md.

@@ -135,18 +135,18 @@ KEYS = {
 """The variables in which agent programs look for their key, by upstream. Each program starts with
 the first, or with its own of `KnownProgram.keys`."""
 
-SUBSCRIPTION_HOSTS = {
+WINDOW_HOSTS = {
     "anthropic": ("api.anthropic.com",),
     "openai": ("chatgpt.com", "api.openai.com"),
 }
-"""Where the providers themselves tell of the windows of their subscriptions."""
+"""Where the providers themselves tell of windows."""
 
 LENGTHS = {"5h": 5 * 3600.0, "7d": 7 * 86400.0, "primary": 5 * 3600.0, "secondary": 7 * 86400.0}
 """Seconds of such windows, where a provider does not tell them."""
 
 
 def provider_of(api: str) -> Literal["anthropic", "openai"] | None:
-    """Return whose subscription pays for calls in this format."""
+    """Return whose windows pay for calls in this format."""
     if api == "anthropic":
         return "anthropic"
     return "openai" if api.startswith("openai") else None
@@ -191,3 +191,18 @@ PROFILES: dict[str, Profile] = {
     CODING_AGENT: Profile(100, 1800, 5.00, Action.TERMINATE),
 }
 """Documented in docs/limits.md. Any other word is a type without a profile."""
+
+
+# ---- Stand-ins for agent programs
+
+STAND_IN = b"# sfad shim of "
+"""The second line of a stand-in begins so, whatever its name, and wherever it was copied or linked
+to."""
+
+HOW_TO_ASK = "to have it ask: sfactl shim install {0}, or start it with sfactl run"
+"""About a program that was started without asking."""
+
+
+def is_named_so(path: str, program: str) -> bool:
+    """Return whether a file stands in for a program, by the directory that it is in."""
+    return path.endswith(f"/shims/{program}")

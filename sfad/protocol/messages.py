@@ -22,9 +22,9 @@ from .requests.listing import *
 from .requests.records import *
 from .requests.starting import *
 from .requests.steering import *
-from .requests.subscriptions import *
 from .requests.summary import *
 from .requests.use import *
+from .requests.windows import *
 
 unpack_request = reader(Request)
 """Return the request in a frame's body. Raise `BadMessage`."""

@@ -20,7 +20,6 @@ LEDGER = "ledger.db"
 SOCKET = "sfad.sock"
 SYSTEM_SOCKET = Path("/run/sfad", SOCKET)
 SYSTEM_STATE = Path("/var/lib/sfad")
-SYSTEM_SHIMS = Path("/usr/local/lib/sfad/shims")
 SUN_PATH = 107
 """Bytes of a path in a socket address: `sun_path` of unix(7), less the closing zero."""
 _MAX_NAME = SUN_PATH - len("/proc/self/fd/") - 11
@@ -38,14 +37,6 @@ def is_systems(state: Path) -> bool:
     """Return whether the daemon with this state directory is the system's, and not a user's own.
     Root has no other by default."""
     return state == SYSTEM_STATE
-
-
-def shim_dir(state: Path) -> Path:
-    """The directory of the shims that the runs of a daemon find first in their PATH, given its
-    state directory.
-
-    The system's state is open to root only, but its runs have other users."""
-    return SYSTEM_SHIMS if is_systems(state) else state / "shims"
 
 
 def xdg(env: Mapping[str, str], name: str, default: str) -> Path:

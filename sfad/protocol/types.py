@@ -164,7 +164,9 @@ class Limit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=Fa
         return not self.source.startswith("agent ")
 
 
-class LimitState(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+class LimitState(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, repr_omit_defaults=True, gc=False
+):
     """A limit that binds a run, and how far it is used."""
 
     kind: LimitKind
@@ -215,7 +217,9 @@ but `around`: what session files tell of calls that went around the gateway. The
 `session`, and no part of `gateway`."""
 
 
-class Reason(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+class Reason(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, repr_omit_defaults=True, gc=False
+):
     """Why a run ended, is being stopped or is paused. `kind` is for programs, `message` for people
     and models."""
 
@@ -266,7 +270,9 @@ class Reason(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
         return replace(self, message=f"{self.message}; {words}")
 
 
-class Usage(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+class Usage(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, repr_omit_defaults=True, gc=False
+):
     """What a run itself used, without its descendants. Only `elapsed_s` is known without a
     source."""
 
@@ -368,7 +374,7 @@ class AlertState(Struct, frozen=True, kw_only=True, gc=False):
     """An alert that is raised."""
 
     type: str
-    """`alert_cost` and the like (docs/hooks.md#alerts)."""
+    """`alert_cost` and the like (docs/protocol.md#events)."""
     scope: Literal["run", "user", "team", "daemon"]
     value: float
     """When the alert was raised."""
@@ -582,7 +588,9 @@ class Approval(Struct, frozen=True, kw_only=True):
     since: datetime
 
 
-class RunInfo(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+class RunInfo(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, repr_omit_defaults=True, gc=False
+):
     """A run as it is shown. A field that only a live run has is `None` or empty when the run has
     ended."""
 
@@ -740,6 +748,13 @@ class RunInfo(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """What has to succeed before it is completed, in order."""
 
     @property
+    def executes_on(self) -> tuple[str, RunId] | None:
+        """The node that executes it in place of this one, and its id there; empty if it has none
+        yet."""
+        place = self.fleet
+        return (place.node, place.run) if place is not None and place.node is not None else None
+
+    @property
     def in_all(self) -> Usage:
         """What the run and its descendants have used, as far as it is told; else its own use. Only
         tokens and cost."""
@@ -866,7 +881,9 @@ class Ship(Struct, frozen=True, kw_only=True):
     """The node of the directory. Set by the daemon only."""
 
 
-class CallInfo(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+class CallInfo(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, repr_omit_defaults=True, gc=False
+):
     """A call that the gateway has seen. Tokens and cost are what its run was charged; of a call
     that was not made, `None`."""
 
@@ -1040,7 +1057,9 @@ SEVERITIES: tuple[Severity, ...] = ("low", "medium", "high")
 """The lowest first."""
 
 
-class Event(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+class Event(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, repr_omit_defaults=True, gc=False
+):
     """Something that has happened (docs/protocol.md#events)."""
 
     type: str

@@ -9,19 +9,20 @@ import trio
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
+from ..core.machine import Machine
 from ..core.state.access import Scope, means
-from ..core.state.run import Run, number_or_zero, run_id, run_number
+from ..core.state.run import number_or_zero, run_id, run_number
 from ..host.clock import wall_clock
 from ..processes import kernel
 from ..processes.launcher import Footprint
 from ..protocol.framing import pack
-from ..protocol.types import CallInfo, Hold, RunId, RunInfo, Status
+from ..protocol.types import CallInfo, RunId, RunInfo, Status
 from ..storage.ledger.queries import CALLS, Page, Selection
 from ..storage.ledger.records import Records
 from ..storage.ledger.rows import used_by, with_own_total, with_totals
 from ..storage.ledger.summary import Unwritten
 from .live import Live, SignsOfLife, SpawnKey
-from .showing import info_of, usage_of, with_account
+from .showing import holds_at, info_of, usage_of, with_account
 
 # ---- Runs as rows of a list. An ended run does not change, so its row is read and encoded once for
 # many lists.
@@ -173,10 +174,6 @@ def _may_be_in(page: Page, live: Live) -> bool:
     )
 
 
-Holds = Callable[[Run, float], tuple[Hold, ...]]
-"""Returns why a live run waits, at a time on the core's clock."""
-
-
 class RunCatalogue:
     """Knows every run. `live` is read by others, and changed here only.
 
@@ -188,7 +185,7 @@ class RunCatalogue:
         records: Records,
         keys: dict[SpawnKey, RunId],
         forgotten: Callable[[RunId], object],
-        holds: Holds,
+        machine: Machine,
     ) -> None:
         self.live: dict[RunId, Live] = {}
         self.heard: Callable[[Live, float], float | None] = lambda _live, _now: None
@@ -208,7 +205,7 @@ class RunCatalogue:
         self._keys = keys
         self._records = records
         self._forgotten = forgotten
-        self._holds = holds
+        self._machine = machine
 
     def add(self, live: Live) -> None:
         """A run was admitted or adopted."""
@@ -336,7 +333,7 @@ class RunCatalogue:
         return shown.info
 
     def _shown(self, live: Live, now: float, footprint: Footprint | None = None) -> RunInfo:
-        holds = self._holds(live.run, now)
+        holds = holds_at(self._machine, live.run, now)
         return info_of(live, now, footprint, holds, self._signs(live, now))
 
     def begun(self, run: RunId) -> RunInfo | None:
@@ -356,7 +353,7 @@ class RunCatalogue:
 
     def _begun(self, live: Live) -> RunInfo:
         now = live.run.started_at or trio.current_time()
-        return info_of(live, now, holds=self._holds(live.run, now))
+        return info_of(live, now, holds=holds_at(self._machine, live.run, now))
 
     def _signs(self, live: Live, now: float) -> SignsOfLife | None:
         """Look when the run was heard of last, and whether a signal has stopped it."""
@@ -579,15 +576,10 @@ class RunCatalogue:
 # ledger
 
 
-OpenCalls = Callable[[RunId], list[CallInfo]]
-"""Returns the calls of a live run that wait or are under way."""
-
-
 class CallList(Struct, frozen=True):
     _records: Records
     _live: Mapping[RunId, Live]
-    _waiting: OpenCalls
-    _under_way: OpenCalls
+    _machine: Machine
 
     def page(self, run: RunId, after: tuple[float, int]) -> tuple[list[CallInfo], bool]:
         """Return calls in the order of their time, those after a time in seconds since the epoch
@@ -598,11 +590,9 @@ class CallList(Struct, frozen=True):
         found = {key(call): call for call in rows} | {
             at: call for at, call in self._unwritten(run).items() if after < at <= last
         }
-        open_ = (
-            {}
-            if more
-            else {key(call): call for call in (*self._under_way(run), *self._waiting(run))}
-        )
+        machine = self._machine
+        calls = () if more else (*machine.calls_under_way(run), *machine.waiting_calls(run))
+        open_ = {key(call): call for call in calls}
         return [found[at] for at in sorted(found)] + [
             open_[at] for at in sorted(open_) if at > after
         ], more
@@ -612,7 +602,7 @@ class CallList(Struct, frozen=True):
         refused."""
         unwritten = self._unwritten(run)
         made, refused = self._records.count_calls(run, unwritten)
-        made += len(self._under_way(run)) + sum(
+        made += len(self._machine.calls_under_way(run)) + sum(
             call.state == "ended" for call in unwritten.values()
         )
         return made, refused + sum(

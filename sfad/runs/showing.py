@@ -1,6 +1,6 @@
 """How a live run is shown: to clients, and in its row of the ledger."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Literal
 
@@ -22,7 +22,6 @@ from ..protocol.types import (
     Action,
     ApiSilence,
     ApiTrouble,
-    FleetPlace,
     Hold,
     Limit,
     LimitKind,
@@ -31,7 +30,6 @@ from ..protocol.types import (
     Source,
     Status,
     Usage,
-    WindowShare,
 )
 from .live import Live, SignsOfLife
 
@@ -45,6 +43,8 @@ SHOWN = [
     for name in each.decides
 ]
 """What shows what features have decided, by its name in `Parts`."""
+
+NOTES = [each.notes for each in FEATURES.values() if each.notes is not None]
 
 Enforcer = Literal["clock", "gateway", "ready", "meter", "kernel", "watching", "nothing"]
 
@@ -91,10 +91,8 @@ def info_of(
         more["api_trouble"] = _trouble(run)
     if run.account.reservations:
         more["api_silence"] = _silence(run, now)
-    if run.window_shares:
-        more["plans"] = tuple(_window_shares(run.window_shares))
-    if run.remote is not None or run.lease is not None:
-        more["fleet"] = _fleet(run, now)
+    for notes in NOTES:
+        more |= notes(run, now)
     if run.stopped_children is not None:
         more["stopped_children"] = run.stopped_children
     if live.stdin is not None:
@@ -188,46 +186,6 @@ def with_place(
         if hold.kind in {"slot", "group"}
         else hold
         for hold in holds
-    )
-
-
-def _window_shares(shares: Mapping[str, float]) -> list[WindowShare]:
-    found = []
-    for key, share in shares.items():
-        provider, account, window = key.split("/", 2)
-        found.append(
-            WindowShare(provider=provider, account=account, window=window, share=round(share, 4))
-        )
-    return found
-
-
-AWAY = 10.0
-"""Seconds without a word from a node after which its runs are shown as unreachable: two heartbeats
-(`features.fleet.node.BEAT`)."""
-
-
-def _fleet(run: Run, now: float) -> FleetPlace:
-    remote, grant = run.remote, run.asked.grant
-    if remote is not None:
-        away = now - remote.heard_at
-        shown = (
-            remote.node is not None
-            and not run.status.terminal
-            and (bool(remote.unreached) or away > AWAY)
-        )
-        return FleetPlace(
-            node=remote.node,
-            run=remote.id,
-            infeasible=remote.infeasible,
-            unreachable_since=wall_clock() - timedelta(seconds=away) if shown else None,
-        )
-    assert grant is not None
-    return FleetPlace(
-        giver=grant.giver,
-        id=f"{grant.giver}/{grant.run}",
-        root=grant.root,
-        parent=grant.parent,
-        depth=grant.depth,
     )
 
 
@@ -356,7 +314,7 @@ def _enforcer(live: Live, limit: Limit, used: float | None, *, gated: bool) -> E
                 return "meter"
             return "ready" if gated else "nothing"
         case "plan":
-            if live.run.subscriptions:
+            if live.run.has_used_windows():
                 return "gateway" if gated else "meter"
             return "ready" if gated else "nothing"
         case "kernel" if limit.action is Action.TERMINATE or not KINDS[kind].acts:

@@ -10,7 +10,7 @@ from ..agents.setup_reader import TreeSetups
 from ..core.state.naming import AGENT_COMMANDS, derive_name, program_name
 from ..core.state.request import Asked, Shown, Sources
 from ..protocol.known import ANY_PROGRAM, BY_REPORT
-from ..protocol.requests.subscriptions import Provider
+from ..protocol.requests.windows import Provider
 from ..usage.metering import program_of
 from .prepared import Prepared, Surroundings
 
@@ -75,7 +75,7 @@ _LOGIN_VARIABLES = tuple(name + b"=" for name in _LOGINS)
 
 def _logins(env: Iterable[bytes], setups: TreeSetups) -> dict[str, str]:
     """Return hashes of the credentials in an environment, and of Codex's login, by provider: they
-    tell which subscription a run will use, or that it will use none."""
+    tell whose windows a run will use, or that it will use none."""
     # one call of C for each of some hundred variables, of which nearly none is one of these
     codex = setups.of("codex").account
     found: dict[str, str] = {"openai": codex} if codex else {}

@@ -19,6 +19,7 @@ from ..protocol.kinds import KINDS
 from ..protocol.known import KNOWN_PROGRAMS
 from ..protocol.limits import format_amount
 from ..protocol.messages import Continuation, Spawn
+from ..protocol.requests.starting import OF_CLIENT
 from ..protocol.types import Limit, LimitKind, RunInfo, Status
 from ..usage.resumable import NotResumable, WantedAgentSession
 from .prepared import Prepared, Surroundings
@@ -36,8 +37,8 @@ _OF_REQUEST = (
 """Fields that the request alone tells."""
 
 _OF_BOTH = frozenset(
-    {*_OF_REQUEST, "argv", "cwd", "agent", "placeholders", "agent_session", "stdin", "shim",
-     "automatic", "limits", "labels", "continues", "log"}
+    {*_OF_REQUEST, "argv", "cwd", "agent", "placeholders", "agent_session", "stdin",
+     *OF_CLIENT, "limits", "labels", "continues", "log"}
 )  # fmt: skip
 """Fields of which not simply the one that differs from its default counts."""
 
@@ -155,7 +156,7 @@ def _wanted(request: Spawn, info: RunInfo, uid: int) -> WantedAgentSession | Non
     if program is None:
         if info.session_id is None:
             raise wrong_state(
-                f"run {info.id} cannot be continued: its command ('{program_name(info.argv)}') "
+                f"run {info.id} cannot be continued: its command ('{info.argv[0]}') "
                 "is no agent program whose sessions sfad knows; "
                 f"an agent's entry can say how with `resume`. {_from_the_beginning(info)}"
             )
@@ -229,10 +230,11 @@ def check_ended(info: RunInfo) -> None:
         raise wrong_state(
             f"run {info.id} has not ended: wait for it (sfactl wait {info.id}) or stop it first"
         )
-    if info.fleet is not None and info.fleet.node is not None:
+    if info.executes_on is not None:
+        node, there = info.executes_on
         raise wrong_state(
-            f"run {info.id} executed on node {info.fleet.node}, which has its session: "
-            f"there, sfactl continue {info.fleet.run}"
+            f"run {info.id} executed on node {node}, which has its session: "
+            f"there, sfactl continue {there}"
         )
     if info.started_at is None and info.session_id is None:
         raise wrong_state(

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from ..host.files import UNDECODABLE
 from ..protocol.messages import Spawn
+from ..protocol.requests.starting import OF_CLIENT
 from ..protocol.types import Claim
 from ..runs.live import Live
 from .prepared import Prepared
@@ -37,8 +38,8 @@ def to_recall(
             **inherited,
         }
     kept = replace(
-        order, id=0, env=[], umask=0o022, key=None, claim=Claim(), watch=False, shim=False,
-        automatic=False, continues=None, copies=None, below=None, **own,
+        order, id=0, env=[], umask=0o022, key=None, claim=Claim(), watch=False, continues=None,
+        copies=None, below=None, **dict.fromkeys(OF_CLIENT, False), **own,
     )  # fmt: skip
     encoded = msgspec.msgpack.encode(kept)
     return encoded if len(encoded) <= MOST_RECALLED else None

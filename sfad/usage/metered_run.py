@@ -11,7 +11,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from ..agents import Reading
-from ..agents.counters import MAX_LINE, SubscriptionTold, minus, printable
+from ..agents.counters import MAX_LINE, WindowsTold, minus, printable
 from ..agents.line_meter import OPENAI_FACTORS, factor_of
 from ..agents.program import digest
 from ..core import events as e
@@ -354,7 +354,7 @@ class MeteredRun:
         self._stream: Sequence[Reading] = ()
         self._session: Sequence[Reading] = ()
         self._around: Sequence[Reading] = ()
-        self._subscription: SubscriptionTold | None = None
+        self._windows: WindowsTold | None = None
         self._tier = self._provider = ""
         self._said = _NOTHING_SAID
 
@@ -414,31 +414,31 @@ class MeteredRun:
         self._tell("session", readings)
         if around:
             self._tell("around", around)
-        self._tell_subscription(
+        self._tell_windows(
             max(
-                (reading.subscription for reading in readings if reading.subscription is not None),
+                (reading.windows for reading in readings if reading.windows is not None),
                 key=_time_of,
                 default=None,
             )
         )
 
-    def _tell_subscription(self, told: SubscriptionTold | None) -> None:
-        """Tell what Codex has written of its subscription. Its file does not say whose that is:
+    def _tell_windows(self, told: WindowsTold | None) -> None:
+        """Tell what Codex has written of windows. Its file does not say whose that is:
         what the gateway has heard does, or the login, when its root was started."""
-        if told is None or told == self._subscription:
+        if told is None or told == self._windows:
             return
-        self._subscription = told
+        self._windows = told
         run = self.live.run
-        is_known = "openai" in run.subscriptions
+        is_known = run.has_used_windows("openai")
         if run.account.seen_by_gateway is not None and not is_known:
-            return  # its calls went to a server that is not believed about subscriptions
+            return  # its calls went to a server that is not believed about windows
         login = run.root.asked.sources.logins.get("openai") or digest(
             f"Codex's login of user {run.birth.uid}"
         )
         # what an agent writes with a date in the future would hide what is heard next
         now = wall_clock().timestamp()
         time = datetime.fromtimestamp(min(max(told.time, 0.0), now), UTC).astimezone()
-        seen = m.SeeSubscription(
+        seen = m.SeeWindows(
             id=0, run=run.id, provider="openai", time=time.timestamp(),
             login="" if is_known else login, plan_type=told.plan_type,
             windows=list(told.windows), credits=told.credits,
@@ -498,7 +498,7 @@ class MeteredRun:
         )
 
 
-def _time_of(told: SubscriptionTold) -> float:
+def _time_of(told: WindowsTold) -> float:
     return told.time
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sfad.agents import Reading, named, session_files_of
 from sfad.agents.program import SessionFiles, SessionHead, SessionSearch, timestamp
-from sfad.protocol.requests.subscriptions import SeenWindow
+from sfad.protocol.requests.windows import SeenWindow
 from sfad.protocol.types import Tokens
 from tests.agents.test_robustness import check, variants
 from tests.tiers import examples, first
@@ -277,7 +277,7 @@ def test_codex_tells_its_windows_and_credits_in_its_session() -> None:
         "type": "event_msg",
         "payload": {"type": "token_count", "rate_limits": limits},
     }
-    told = read("codex", json.dumps(line).encode() + b"\n").subscription
+    told = read("codex", json.dumps(line).encode() + b"\n").windows
     assert told is not None
     assert told.windows == (
         SeenWindow(window="primary", used_ratio=0.12, resets_at=9_000.0, seconds=604_800.0),

@@ -56,6 +56,7 @@ def test_a_run_from_its_start_to_its_outcome(daemon: Daemon) -> None:
     assert b"".join(run.logs("stderr")) == b"err\n"
     assert run.result() == "out\n"
     assert run.info() == daemon.run("first").info()
+    assert "approvals" not in repr(outcome), "what has its default is left out"
     assert [each.id for each in daemon.runs(labels={"job": "night"})] == [run.id]
     with pytest.raises(RunFailed, match="exited with code 3") as raised:
         outcome.check()
@@ -155,6 +156,8 @@ def test_what_is_written_wrongly_is_told_before_anything_is_asked() -> None:
         daemon.spawn(["true"], nmae="x")  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="not one text"):
         daemon.spawn(["true"], deny="stop")
+    with pytest.raises(TypeError, match="each word by itself"):
+        daemon.spawn("echo hi")
     with pytest.raises(ValueError, match="nothing to run"):
         daemon.spawn()
     with pytest.raises(sfactl.DaemonUnreachable) as raised:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sfad.features.listed import NAMES
-from sfad.protocol import shim_files
+from sfad.features.shims import files
 from tests.tiers import sampled
 
 from .conftest import PATIENCE, World
@@ -116,7 +116,7 @@ def test_a_call_collects_no_garbage_until_its_verb_begins() -> None:
 def test_a_shim_imports_nothing_slow(shared: World, tmp_path: Path) -> None:
     """Neither where it becomes the program, nor where it starts the program as a child run."""
     shim, real = tmp_path / "shims" / "claude", tmp_path / "bin" / "claude"
-    for file, text in ((shim, shim_files.text("claude")), (real, b"#!/bin/sh\n")):
+    for file, text in ((shim, files.text("claude")), (real, b"#!/bin/sh\n")):
         file.parent.mkdir()
         file.write_bytes(text)
         file.chmod(0o755)
@@ -208,6 +208,7 @@ def test_the_client_imports_nothing_of_the_daemon_but_the_protocol() -> None:
         "sfad.host.probe",
         "sfad.host.linux.process_events",
         "sfad.features.fleet.files",
+        "sfad.features.shims.files",
         "sfad.git",
         "sfad.features.worktrees",
     )

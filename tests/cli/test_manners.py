@@ -104,6 +104,15 @@ def test_keep_survives_the_terminal(daemon: World) -> None:
     assert daemon.sfactl("stop", run["id"]).returncode == 0
 
 
+def test_ctrl_c_while_sfactl_is_being_loaded_shows_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("import os\nos.kill(os.getpid(), 2)\n")
+    there = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
+    done = subprocess.run(
+        [*SFACTL, "list"], env=os.environ | {"PYTHONPATH": there}, capture_output=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")
+
+
 def test_attempts_without_a_delay_are_all_made(daemon: World) -> None:
     done = daemon.sfactl(
         "run",

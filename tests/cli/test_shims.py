@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from sfad.protocol import shim_files
+from sfad.features.shims import files
 from sfad.protocol.known import KNOWN_PROGRAMS
+from sfad.protocol.stand_ins import is_stand_in
 from tests.harness import wait_until
 from tests.tiers import variant
 
@@ -444,9 +445,9 @@ def test_an_interpreter_with_a_long_or_odd_path(
         monkeypatch.setattr(sys, "executable", str(tmp_path / name))
         (tmp_path / name).symlink_to(INTERPRETER)
         made = tmp_path / "claude"
-        made.write_bytes(shim_files.text("claude"))
+        made.write_bytes(files.text("claude"))
         made.chmod(0o755)
-        assert shim_files.is_shim(os.fsencode(made))
+        assert is_stand_in(os.fsencode(made))
         done = subprocess.run(
             [made, "a b", "$x"],
             env={"PATH": str(tmp_path)},

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 
 from sfad.core.machine import Machine
-from sfad.core.state.holds import PHASES, holds_of, status_of
+from sfad.core.state.holds import PHASES, holds_of
+from sfad.core.state.run import Run
 from sfad.protocol.holds import HOLDS
-from sfad.protocol.types import Status
+from sfad.protocol.types import Hold, Status
 
 CLOCKS_STAND = {Status.QUEUED, Status.PAUSED, Status.RETRYING}
 
 
 def moment(at: float) -> datetime:
     return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=at)
+
+
+def status_of(run: Run, holds: Iterable[Hold]) -> Status:
+    """Return the status that follows from what holds a run. The machine keeps each run's status,
+    because its transitions have effects."""
+    blocked = {hold.blocks for hold in holds}
+    if run.status in PHASES:
+        return run.status
+    if "start" in blocked:
+        return Status.RETRYING if run.attempt else Status.QUEUED
+    return Status.PAUSED if "processes" in blocked else Status.RUNNING
 
 
 def check_holds(machine: Machine, now: float) -> None:

@@ -7,9 +7,10 @@ import pytest
 from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.life.attempts import backoff
-from sfad.core.state.run import TRANSITIONS, IllegalTransition, mermaid
+from sfad.core.state.run import TRANSITIONS, IllegalTransition
 from sfad.protocol.types import ENDED, Status
 from tests.core.policies import changed
+from tests.docs.states import mermaid
 
 from .transcript import BOB, Transcript, inside, seconds
 

@@ -9,9 +9,8 @@ from pathlib import Path
 import msgspec
 
 from sfad.core.state.access import TABLE
-from sfad.core.state.run import mermaid
 from sfad.daemon.loop.policy import ACCESS
-from sfad.host.metrics import METRICS
+from sfad.features.metrics.table import METRICS
 from sfad.protocol.holds import HOLDS
 from sfad.protocol.limits_object import schema
 from sfad.protocol.messages import pack_message
@@ -20,6 +19,7 @@ from sfad.protocol.requests.base import Reply, Request
 from . import json_schemas, man, notation, protocol
 from .examples import EXAMPLES
 from .pages import DOCS, pages, regenerate
+from .states import mermaid
 
 MAN = DOCS / "man"
 WIDTH = 32

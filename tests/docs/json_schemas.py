@@ -24,8 +24,8 @@ from sfad.features.hooks.messages import HookTested
 from sfad.protocol import messages as m
 from sfad.protocol.requests.base import Reply
 from sfad.protocol.requests.daemon import AgentInfo, HookState, OnEndState, Setting
-from sfad.protocol.requests.subscriptions import SubscriptionInfo
 from sfad.protocol.requests.summary import Summary
+from sfad.protocol.requests.windows import SubscriptionInfo
 from sfad.protocol.types import (
     CallInfo,
     Event,

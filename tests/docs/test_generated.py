@@ -10,10 +10,10 @@ import pytest
 from typer.core import TyperOption
 
 from sfactl import app, verbs
-from sfad.core.state.run import mermaid
 from sfad.protocol.types import Status
 from tests.docs.__main__ import MAN, files, parts
 from tests.docs.pages import blocks, generated, pages, regenerate, rows, text_of
+from tests.docs.states import mermaid
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests.docs.pages import DOCS, README, ROOT, pages, spans, text_of, without_code
+from tests.docs.pages import DOCS, README, ROOT, generated, pages, spans, text_of, without_code
 from tests.together import together
 
 _LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
@@ -34,6 +34,20 @@ def test_links_resolve(page: Path) -> None:
         file = (page.parent / name) if name else page
         assert file.is_file(), target
         assert not anchor or anchor in anchors(file), target
+
+
+def test_the_documents_are_short() -> None:
+    """Without generated parts, examples, and the two pages of reference."""
+    assert len(README.read_text().split()) <= 900
+    words = 0
+    for page in [README, *DOCS.glob("*.md")]:
+        if page.name not in {"protocol.md", "configuration.md"}:
+            text = page.read_text()
+            for part in generated(text).values():
+                text = text.replace(part, "")
+            text = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+            words += sum(re.search(r"\w", word) is not None for word in text.split())
+    assert words <= 30_000
 
 
 def test_the_readme_leads_to_every_page() -> None:

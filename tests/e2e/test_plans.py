@@ -18,7 +18,7 @@ import pytest
 from sfactl.connecting.connection import Client
 from sfad.host.probe import user_name
 from sfad.protocol import messages as m
-from sfad.protocol.requests.subscriptions import SubscriptionInfo
+from sfad.protocol.requests.windows import SubscriptionInfo
 from sfad.protocol.types import RunId, RunInfo, Status
 from tests.codex import codex
 from tests.conftest import Start

@@ -26,7 +26,7 @@ from sfad.features.gateway.messages import FindCaller, GatewaySettings, ServeGat
 from sfad.host.probe import user_name
 from sfad.processes import kernel
 from sfad.protocol import messages as m
-from sfad.protocol.requests.subscriptions import SeenWindow
+from sfad.protocol.requests.windows import SeenWindow
 from sfad.protocol.types import Isolation, Limit, RunInfo, Tokens
 from tests.harness import Daemon, alive, running, wait_until
 from tests.users import (
@@ -512,7 +512,7 @@ def test_a_gateway_can_only_ask_about_runs_of_its_user(
                 client.call(ServeGateway(id=client.next_id(), reservations=[]), GatewaySettings)
                 window = SeenWindow(window="5h", used_ratio=1.0, rejected=True)
                 seen = partial(
-                    m.SeeSubscription,
+                    m.SeeWindows,
                     provider="anthropic",
                     time=0.0,
                     login="login",

@@ -20,7 +20,7 @@ from tests.tiers import variant
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```python\n# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LIST = Path("sfad/features/listed.py")
-VERBS = {"session": ("mcp",)}
+VERBS = {"approvals": ("ask",), "session": ("mcp",)}
 """Verbs that are not called like their feature."""
 
 

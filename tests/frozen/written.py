@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from sfactl.exits import MEANINGS
 from sfad import __version__
-from sfad.host.metrics import METRICS
+from sfad.features.metrics.table import METRICS
 from sfad.protocol.encoding import to_json
 from sfad.protocol.event_types import EventType
 from sfad.protocol.framing import VERSION

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from sfad.host.metrics import MAX_TYPES, MAX_USERS, OTHER, UNTYPED, Counts, Histogram, type_label
+from sfad.host.counts import MAX_TYPES, MAX_USERS, OTHER, UNTYPED, Counts, Histogram, type_label
 from sfad.protocol.types import Action, Event, RunInfo, Status, Usage
 
 NOW = datetime(2026, 1, 31, tzinfo=UTC)

@@ -17,7 +17,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from sfad.config import ConfigError, load
-from sfad.host.metrics import METRICS
+from sfad.features.metrics.table import METRICS
 from sfad.protocol import messages as m
 from sfad.protocol.types import Claim
 from tests.docs.pages import DOCS

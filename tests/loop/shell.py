@@ -17,9 +17,9 @@ from sfad.daemon.loop.resources import EarlyEvents, Resources
 from sfad.daemon.loop.runtime import Runtime
 from sfad.durable.spool import Spool
 from sfad.host.clock import Timers
+from sfad.host.counts import Counts
 from sfad.host.files import Damages
 from sfad.host.log import Log
-from sfad.host.metrics import Counts
 from sfad.host.tasks import LoopRounds
 from sfad.protocol.messages import Spawn
 from sfad.start.asking import fill_in_asked
@@ -67,7 +67,7 @@ async def shell(
             nursery.cancel_scope.cancel()
     runtime.close()
     ledger.close()
-    runtime.log.close()
+    runtime.resources.log.close()
 
 
 def bare(order: Spawn) -> Surroundings:

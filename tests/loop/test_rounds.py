@@ -61,7 +61,7 @@ def start(runtime: Runtime, told: list[Status | str]) -> None:
 
 
 async def launched(runtime: Runtime, runs: int) -> list[RunId]:
-    launcher = runtime.launcher
+    launcher = runtime.resources.launcher
     assert isinstance(launcher, FakeLauncher)
     await until(lambda: sum(call[0] == "launch" for call in launcher.calls) == runs)
     return list(runtime.catalogue.live)
@@ -93,7 +93,7 @@ async def test_a_run_that_began_and_ended_is_saved_once_and_its_client_told_that
         assert ended is not None
         assert started <= ended
         for what in ("run_started", "run_completed"):
-            assert runtime.ledger.records.has_event(run, what)
+            assert runtime.resources.ledger.records.has_event(run, what)
 
 
 async def test_admissions_of_a_round_share_a_write(

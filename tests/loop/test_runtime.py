@@ -133,14 +133,19 @@ async def test_refusals_while_the_ledger_fails_write_nothing_to_the_spool(
         ) as other:
             other.execute("BEGIN IMMEDIATE")
             await refused(runtime)
-            await until(lambda: runtime.ledger.trouble is not None and runtime.ledger.backlog > 0)
+            await until(
+                lambda: (
+                    runtime.resources.ledger.trouble is not None
+                    and runtime.resources.ledger.backlog > 0
+                )
+            )
             with monkeypatch.context() as patched:
                 patched.setattr(Store, "write", written := Mock())
                 for _ in range(50):
                     assert "locked" in await refused(runtime)
                 assert written.call_count <= 1, "numbers are taken by the hundred"
             other.execute("ROLLBACK")
-        await until(lambda: runtime.ledger.trouble is None)
+        await until(lambda: runtime.resources.ledger.trouble is None)
         await spawned(runtime)
 
 

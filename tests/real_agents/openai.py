@@ -108,11 +108,10 @@ def _call(body: Body, reply: Shell | Tool, number: int) -> Body:
         )
     else:
         patience = 250 if reply.background else 30_000  # the least and the most that Codex allows
-        name, arguments, output = (
-            "exec_command",
-            json.dumps({"cmd": reply.command, "yield_time_ms": patience}),
-            "output",
-        )
+        given = {"cmd": reply.command, "yield_time_ms": patience}
+        if reply.escalated:
+            given |= {"sandbox_permissions": "require_escalated", "justification": "It must be."}
+        name, arguments, output = "exec_command", json.dumps(given), "output"
     if name in _offered(body):
         return item | {"type": "function_call", "name": name, "arguments": arguments}
     script = f"text((await tools.{name}({arguments})).{output})"

@@ -29,6 +29,8 @@ class Shell:
     command: str
     background: bool = False
     """The agent goes on while it runs."""
+    escalated: bool = False
+    """Codex is asked to execute it outside of its sandbox."""
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.harness import wait_until
-from tests.real_agents.clis import CLAUDE, CODEX, GEMINI_CLI, Cli
+from tests.real_agents.clis import CLAUDE, CODEX, GEMINI_CLI, OPENCODE, Cli
 from tests.real_agents.conftest import MakeDesk
 from tests.real_agents.desk import Desk
 from tests.real_agents.script import Say, Shell, Stall
@@ -80,4 +81,20 @@ def test_notify_of_codex(desk: MakeDesk) -> None:
         lambda: (at.json("info", run)["waiting"] or {}).get("words"), "its program has said so"
     )
     assert found == "Shall I go on?"
+    at.sfactl("stop", run)
+
+
+def test_opencode_asks_for_a_permission(desk: MakeDesk) -> None:
+    at = desk(opencode=[Shell("touch x"), Say("Done.")])
+    config = json.loads(at.env["OPENCODE_CONFIG_CONTENT"]) | {"permission": {"bash": "ask"}}
+    at.env["OPENCODE_CONFIG_CONTENT"] = json.dumps(config)
+    words = ["--terminal", "--timeout", "10m", "--", *OPENCODE.in_terminal]
+    run = at.sfactl("spawn", *words).stdout.strip()
+    wait_until(lambda: at.talk(OPENCODE).answered, "its model answers", seconds=180)
+    found = waits(at, run)
+    assert found["source"] == "prompt"
+    assert "Permission required" in "\n".join(found["screen"])
+    assert at.sfactl("send", run, "--keys", "<Enter>").returncode == 0
+    assert at.json("info", run)["waiting"] is None
+    wait_until((Path(at.env["HOME"]) / "x").exists, "the command was executed")
     at.sfactl("stop", run)

@@ -90,7 +90,7 @@ async def test_requests_that_come_together_share_a_look(tmp_path: Path) -> None:
     async with served(tmp_path, [ANN] * 3) as (runtime, clients):
         run = await spawned(runtime)
         with patch.object(
-            runtime.launcher, "footprints", wraps=runtime.launcher.footprints
+            runtime.resources.launcher, "footprints", wraps=runtime.resources.launcher.footprints
         ) as look:
             for number, client in enumerate(clients):
                 client.send(m.Info(id=10 + number, run=run), m.List(id=20 + number, live=True))

@@ -262,7 +262,7 @@ def test_links_and_logins_end(tmp_path: Path) -> None:
 def test_of_many_browsers_the_one_that_was_seen_longest_ago_is_logged_out(tmp_path: Path) -> None:
     known = Logins(tmp_path)
     sessions = []
-    for number in range(logins.MOST_SESSIONS + 1):
+    for number in range(logins.MOST_LOGINS + 1):
         session = known.use(known.link())
         assert session is not None
         sessions.append(session)
@@ -270,4 +270,4 @@ def test_of_many_browsers_the_one_that_was_seen_longest_ago_is_logged_out(tmp_pa
             if file.stat().st_mtime > 1e9:
                 os.utime(file, (1e9 - 1000 + number, 1e9 - 1000 + number))
     kept = len(list((tmp_path / "logins").iterdir()))
-    assert kept == logins.MOST_SESSIONS
+    assert kept == logins.MOST_LOGINS

@@ -629,7 +629,7 @@ PROGRAM = Claude()
 # with another home, is then left as it is. So is one for which a script has chosen another
 # provider.
 #
-# A key, the output of `apiKeyHelper` and a login (CLAUDE_CODE_OAUTH_TOKEN, or a subscription) pass
+# A key, the output of `apiKeyHelper` and a login (CLAUDE_CODE_OAUTH_TOKEN, or of a plan) pass
 # through with the call.
 
 

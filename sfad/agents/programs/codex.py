@@ -28,10 +28,10 @@ from msgspec.structs import replace
 
 from ...config_values import is_base_url
 from ...protocol.known import KEYS
-from ...protocol.requests.subscriptions import SeenWindow
+from ...protocol.requests.windows import SeenWindow
 from ...protocol.types import Tokens
 from .. import counters
-from ..counters import MAX_NAME, SubscriptionTold
+from ..counters import MAX_NAME, WindowsTold
 from ..line_meter import (
     AgentFailure,
     LineMeter,
@@ -242,8 +242,8 @@ class _CodexLine(msgspec.Struct):
     payload: _CodexPayload | None = None
 
 
-def _subscription(limits: _CodexLimits, timestamp: Any) -> SubscriptionTold | None:
-    """Return what a line tells of the windows of a subscription; `None` if it has none, or tells of
+def _windows(limits: _CodexLimits, timestamp: Any) -> WindowsTold | None:
+    """Return what a line tells of windows; `None` if it has none, or tells of
     another limit."""
     if limits.limit_id not in (None, "codex") or not isinstance(timestamp, str):
         return None
@@ -262,7 +262,7 @@ def _subscription(limits: _CodexLimits, timestamp: Any) -> SubscriptionTold | No
     )
     plan_type = limits.plan_type[:MAX_NAME] if isinstance(limits.plan_type, str) else None
     left = _credits(limits.credits) if limits.credits is not None else None
-    return SubscriptionTold(time, plan_type, windows, left) if windows else None
+    return WindowsTold(time, plan_type, windows, left) if windows else None
 
 
 def _credits(told: _CodexCredits) -> str | None:
@@ -333,9 +333,7 @@ class CodexSession(SessionMeter[_CodexLine]):
 
     def _count(self, payload: _CodexPayload, timestamp: Any, *, ours: bool) -> None:
         if ours and payload.rate_limits is not None:
-            self.reading.subscription = (
-                _subscription(payload.rate_limits, timestamp) or self.reading.subscription
-            )
+            self.reading.windows = _windows(payload.rate_limits, timestamp) or self.reading.windows
         told = payload.thread_token_usage or (
             payload.info.total_token_usage if payload.info is not None else None
         )

@@ -345,7 +345,7 @@ def _check_group(group: str, above: Run | None, policy: Policy) -> None:
 
 def _check_grant(grant: Grant, ev: SpawnRequested, policy: Policy) -> None:
     if ev.peer.run is not None or not policy.access.is_admin(ev.peer):
-        raise Invalid("only the fleet's own process may bring the grant of another node")
+        raise Invalid("only the daemon's own process may bring the grant of another node")
     if grant.lease is not None and (ev.lease_until is None or ev.lease_until <= ev.at):
         raise Invalid(
             f"the grant of {grant.giver}/{grant.run} came after its lease of {grant.lease:g} "

@@ -69,7 +69,7 @@ class Lifecycle(Struct, frozen=True):
 
     def start_clock(self, run: Run, at: float) -> None:
         """Count the run's time from now on, up to the next event or action that it calls for. It
-        stands while a subscription holds a run below: that may take days, and most runs above only
+        stands while a window holds a run below: that may take days, and most runs above only
         wait for it."""
         if run.asks or (
             run.children and any(each.window_hold is not None for each in run.subtree())

@@ -271,7 +271,7 @@ class StopRequests:
             self._ctx.changed(run)
             listed = ", ".join(f"{s.pid} ({s.why})" for s in ev.survivors[:8])
             message = f"alive {run.ladder.kill_wait:g} s after SIGKILL: {listed}"
-            self._ctx.publish(EventType.ALERT_SURVIVORS, run, message, severity="high")
+            self._ctx.publish(EventType.SURVIVORS, run, message, severity="high")
         awaited = {run_id for ticket in self._tickets for run_id in ticket.pending}
         for each in run.subtree():
             if each is run:

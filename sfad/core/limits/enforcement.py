@@ -184,7 +184,7 @@ class LimitHolds(Struct, frozen=True):
             )
 
     def pause_due(self, run: Run, at: float) -> None:
-        """End a run that was not resumed in time. A run that only a purse, a subscription or its
+        """End a run that was not resumed in time. A run that only a purse, a window or its
         `plan` limit pauses waits for that, maybe until next month."""
         paused, active, seconds = run.paused, run.held_by, self._ctx.policy.limits.pause_max
         if paused is None:

@@ -16,9 +16,9 @@ from ..life.lifecycle import Lifecycle
 from ..life.pausing import Pausing
 from ..state.access import Peer
 from ..state.holds import MORE
-from ..state.limits import ActiveLimit, amount, check_range, step
+from ..state.limits import ActiveLimit, amount, check_range, step, usual_action
 from ..state.money import to_wire
-from ..state.policy import Invalid
+from ..state.policy import Invalid, Policy
 from ..state.run import Run, Token
 from .enforcement import STRENGTH, LimitEnforcement, LimitHolds, holding
 
@@ -26,7 +26,7 @@ AT_RESET = (
     "it goes on by itself then, or when an operator keeps less in [plans] of the config "
     "(then: sfactl reload)"
 )
-"""The same of a run that a subscription holds."""
+"""The same of a run that a window holds."""
 
 
 class LimitRequests(Struct, frozen=True):
@@ -104,7 +104,7 @@ class LimitRequests(Struct, frozen=True):
         found = holding(run)
         try:
             for limit in limits:
-                _check_reported(run, limit)
+                _check_reported(run, limit, self._ctx.policy)
                 check_range(limit, self._ctx.policy)
                 _check_room(run, limit)
             _check_named(run, found, limits)
@@ -141,7 +141,7 @@ class LimitRequests(Struct, frozen=True):
         self._lifecycle.release_limit_hold(run)
 
     def _replace(self, run: Run, limit: Limit, peer: Peer) -> None:
-        action = _action(run, limit)
+        action = _action(run, limit, self._ctx.policy)
         run.limits[limit.kind] = ActiveLimit(
             replace(limit, action=action, source=f"{limit.source} by {peer.who}")
         )
@@ -206,7 +206,7 @@ class LimitRequests(Struct, frozen=True):
             return False
         try:
             for limit in ev.limits:
-                _check_reported(run, limit)
+                _check_reported(run, limit, self._ctx.policy)
                 check_range(limit, self._ctx.policy)
                 _check_above(run, limit)
         except Invalid as invalid:
@@ -215,16 +215,16 @@ class LimitRequests(Struct, frozen=True):
         return True
 
 
-def _action(run: Run, limit: Limit) -> Action:
+def _action(run: Run, limit: Limit, policy: Policy) -> Action:
     before = run.limits.get(limit.kind)
-    action = limit.action or (before.action if before is not None else Action.TERMINATE)
-    return action if KINDS[limit.kind].acts else Action.WARN
+    usual = before.action if before is not None else usual_action(limit.kind, policy.limits)
+    return limit.action or usual
 
 
-def _check_reported(run: Run, limit: Limit) -> None:
+def _check_reported(run: Run, limit: Limit, policy: Policy) -> None:
     """Raise `Invalid` if this would limit the cost of a role of which nothing tells, as the guard
     refuses at the start."""
-    acts = _action(run, limit) is not Action.WARN
+    acts = _action(run, limit, policy) is not Action.WARN
     if limit.kind in ROLES and not run.asked.sources.reports and acts:
         raise Invalid(
             f"nothing would enforce the {limit.kind} limit of run {run.id}: {ROLES_ARE_REPORTED}, "

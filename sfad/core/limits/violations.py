@@ -4,6 +4,7 @@ tools that are not theirs."""
 from msgspec import Struct
 
 from ...protocol.event_types import EventType
+from ...protocol.known import HOW_TO_ASK
 from ...protocol.texts.units import format_size
 from ...protocol.types import Action, Event, LimitKind, Reason, Source, Status
 from .. import commands as c
@@ -52,9 +53,7 @@ class Unadmitted(Struct, frozen=True):
             f"{run.id} ('{run.name}') without asking the daemon: {process.command}; "
             f"it counts as a descendant ({run.admitted} of {run.birth.max_descendants.value})"
         )
-        advice = (
-            f"to have it ask: sfactl shim install {process.program}, or start it with sfactl run"
-        )
+        advice = HOW_TO_ASK.format(process.program)
         if policy == "terminate" or run.unadmitted <= _EACH_TOLD or run.unadmitted.bit_count() == 1:
             event = Event(
                 type=EventType.UNADMITTED, severity="medium", message=f"{message}; {advice}",
@@ -196,7 +195,7 @@ def _tokens(run: Run, source: Source) -> int:
 def _seen(run: Run) -> int | None:
     """Return the tokens of the run's calls that the gateway saw, or that an agent has told which
     meters itself; `None` if there was none. What runs below it use is part of that, because a run's
-    output holds what a shimmed program in its script prints."""
+    output holds what a program prints that its script starts."""
     seen, below = run.account.seen_by_gateway, run.account.below.get(LimitKind.TOKENS, 0)
     if _meters_itself(run):
         told = [run.account.sources.get(source, NOTHING).tokens for source in _OWN_WORD]

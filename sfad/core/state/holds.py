@@ -1,7 +1,7 @@
 """Why a live run waits: its holds. They are derived from what is known of the run, and kept
 nowhere; docs/states.md has the table of their kinds."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 
 from msgspec import Struct
@@ -38,17 +38,6 @@ PHASES = frozenset(
     {Status.ACCEPTED, Status.STARTING, Status.STOPPING, *(each for each in Status if each.terminal)}
 )
 """Where a run is whatever holds it."""
-
-
-def status_of(run: Run, holds: Iterable[Hold]) -> Status:
-    """Return the status that follows from what holds a run. The machine keeps each run's status,
-    because its transitions have effects; the tests of the core check that it is this one."""
-    blocked = {hold.blocks for hold in holds}
-    if run.status in PHASES:
-        return run.status
-    if "start" in blocked:
-        return Status.RETRYING if run.attempt else Status.QUEUED
-    return Status.PAUSED if "processes" in blocked else Status.RUNNING
 
 
 def holds_of(

@@ -15,7 +15,7 @@ from ...protocol.types import Action, Limit, LimitKind, RunId
 from .account import Account
 from .money import to_core, to_wire
 from .naming import derive_name
-from .policy import Invalid, Policy
+from .policy import Invalid, LimitsConfig, Policy
 from .request import Asked
 
 PROFILED = tuple(kind for kind in LimitKind if kind.value in Profile.__struct_fields__)
@@ -53,6 +53,20 @@ _ONLY_OF: Mapping[Action, Collection[LimitKind]] = {
 }
 """Actions that only some kinds can have: what is reserved before it is used can be refused; after
 any other breach than of silence, a continued session would exceed the limit again."""
+
+
+_AFTER_WAITING: Mapping[str, Action] = {
+    "continue": Action.WARN,
+    "pause": Action.PAUSE,
+    "terminate": Action.TERMINATE,
+}
+
+
+def usual_action(kind: LimitKind, config: LimitsConfig) -> Action:
+    """Return the action of a limit that names none."""
+    if not KINDS[kind].acts:
+        return Action.WARN
+    return _AFTER_WAITING[config.waiting] if kind is LimitKind.WAITING else Action.TERMINATE
 
 
 def takes(kind: LimitKind, action: Action) -> bool:
@@ -273,7 +287,8 @@ def _with_action(limit: Limit, asked: Asked, policy: Policy) -> Limit:
     if asked.terms.on_limit is not None and takes(limit.kind, asked.terms.on_limit):
         return replace(limit, action=asked.terms.on_limit)
     found = profile_of(asked, policy) if limit.kind in PROFILED else None
-    return replace(limit, action=found[1].action if found is not None else Action.TERMINATE)
+    usual = usual_action(limit.kind, policy.limits)
+    return replace(limit, action=usual if found is None else found[1].action)
 
 
 def narrow(limits: dict[LimitKind, Limit], above: Parent) -> None:

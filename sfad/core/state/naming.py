@@ -13,7 +13,7 @@ import unicodedata
 from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 
-from ...protocol.known import KNOWN_PROGRAMS
+from ...protocol.known import KNOWN_PROGRAMS, is_named_so
 from ...protocol.texts.sanitise import is_invisible
 
 NAME = "1 to 64 letters, digits, . _ and -, not beginning with -"
@@ -199,8 +199,8 @@ _SUBCOMMAND = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 
 
 def agent_of(argv: Sequence[str], programs: Collection[str]) -> str | None:
-    """Return which of `programs` a running process is, by its command line. A file in a directory
-    called `shims` is not the program, but asks for it or finds it."""
+    """Return which of `programs` a running process is, by its command line. A file that
+    stands in for the program is not it, but asks for it or finds it."""
     if not argv or only_tells(argv):
         return None
     if not argv[0].startswith("/"):
@@ -209,7 +209,7 @@ def agent_of(argv: Sequence[str], programs: Collection[str]) -> str | None:
     name = _executed(argv)
     file = next((word for word in argv if _base(word) == name), "")
     program = _BY_PACKAGE.get(name, name)
-    return program if program in programs and not file.endswith(f"/shims/{name}") else None
+    return program if program in programs and not is_named_so(file, name) else None
 
 
 def only_tells(argv: Sequence[str]) -> bool:

@@ -65,8 +65,8 @@ class GuardConfig(Struct, frozen=True, kw_only=True):
     unadmitted: Literal["warn", "terminate", "off"] = "warn"
     """What follows if an agent program is started within a run without asking the daemon."""
     unnamed: Literal["child", "loop"] = "child"
-    """What a program is that an automatic shim starts below a run of the same program: no one gave
-    it a name."""
+    """What a program is that an automatic stand-in starts below a run of the same program: no one
+    gave it a name."""
     agent_programs: tuple[
         Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$", extra=NAMES)], ...
     ] = ()
@@ -89,6 +89,8 @@ class LimitsConfig(Struct, frozen=True, kw_only=True):
     """Equal tool calls in a row after which `run_repeating` is published."""
     pause_max: Annotated[float, Meta(ge=1, le=31 * 86400, extra=DURATION)] = 86400.0
     approval_timeout: Annotated[float, Meta(ge=1, le=31 * 86400, extra=DURATION)] = 600.0
+    waiting: Literal["continue", "pause", "terminate"] = "terminate"
+    """What follows a limit of waiting for a person that names no action."""
 
 
 class StopConfig(Struct, frozen=True, kw_only=True):

@@ -143,7 +143,7 @@ class Slots:
         self._waiting: dict[RunId, tuple[_Lane, _Place]] = {}
         """The lane of each waiting root, and its place in the lane's queue."""
         self._outside: dict[RunId, str] = {}
-        """Roots that are in no queue yet, because they wait for other runs or for a subscription's
+        """Roots that are in no queue yet, because they wait for other runs or for a window's
         reset, each with its user."""
         self._order = 0
 
@@ -246,7 +246,7 @@ class Slots:
             self._by_group[user, group] = self.group_count(user, group) + 1
 
     def wait_outside(self, root: RunId, user: str) -> None:
-        """Count a root that waits outside the queue, for other runs or for a subscription's reset,
+        """Count a root that waits outside the queue, for other runs or for a window's reset,
         until it leaves or is queued."""
         self._outside[root] = user
 

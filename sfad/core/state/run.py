@@ -518,6 +518,10 @@ class State:
         """Whether it waits for a purse or a subscription, and goes on without a person."""
         return self.no_money is not None or self.window_hold is not None
 
+    def has_used_windows(self, provider: str | None = None) -> bool:
+        """Return whether a call of it was paid by a subscription, one of this provider if given."""
+        return bool(self.subscriptions) if provider is None else provider in self.subscriptions
+
     @property
     def held_until_reset(self) -> bool:
         """Whether its limit of a subscription's window holds it."""
@@ -776,15 +780,6 @@ class Run(State):
 
 
 _PARTS = attrgetter(*State.__match_args__)
-
-
-def mermaid() -> str:
-    """Return the table as a Mermaid state diagram, for the docs."""
-    lines = ["stateDiagram-v2", "    [*] --> accepted"]
-    lines += [f"    {old} --> {new}" for old, news in TRANSITIONS.items() for new in sorted(news)]
-    lines += [f"    {status} --> [*]" for status in sorted(ENDED)]
-    lines += [f"    [*] --> {status}" for status in Status if status.rejected]
-    return "\n".join(lines) + "\n"
 
 
 # ---- Run numbers as text: base 32 after a letter that tells how many digits follow

@@ -7,13 +7,13 @@ metering ───────────────────────�
                     launching, launcher ◀────────────────────────────────────────┤
         announcing, answers to requests ◀────────────────────────────────────────┘
 
-`runtime`          makes the parts, serves them, has them follow the config; takes over runs of an
-                   earlier daemon
+`runtime`          makes the parts, serves them, has them follow the config
+`succession`       takes over the runs of an earlier daemon, and hands them over to the next
 `core_loop`        feeds the machine with events, and applies its commands
 `launcher_events`  what launcher and timers tell; an end waits until it is known what its run has
                    used
 `pending_requests` requests that wait for the core's answer
-`policy`           what the config says, in the core's terms
+`policy`           the config that is in force; what it says, in the core's terms
 `seam`             where features take part in a daemon
 `status_text`      the line that `systemctl status` shows
 `starting`         the way of a request to start a run: steps, checks, what is kept for equal ones
@@ -22,7 +22,6 @@ metering ───────────────────────�
 `storage_watch`    watches over the state directory and its disk
 `announcing`       events: numbered, saved, logged, pushed to those that follow them, as are runs
                    that have changed
-`keeper`           the node of a fleet that the others ask where something is shared by all
 `own_servers`      sees work that programs hand to servers of their own outside of their runs
 `leading`          how runs are led to their models
 `resources`        what a daemon opens before its loop begins, and what the launcher tells until

@@ -1,6 +1,6 @@
 """How runs are led to their models: the moment of a gateway, which calls pass through. The heart
 takes its steps on the way of a start, and other features ask it, too: a run in a network of its own
-reaches it alone, and what a shim becomes in place of a child run is led, too."""
+reaches it alone, and what a stand-in becomes in place of a child run is led, too."""
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Protocol
@@ -75,7 +75,7 @@ class Leading(Struct, frozen=True, kw_only=True):
     """Returns what else all this depends on, for a user: while that is equal, what was decided
     holds for equal requests."""
     own_command: Callable[[Surroundings, Live], list[bytes]] = lambda around, _: around.order.argv
-    """Returns the command of a run's own program, which starts it in place of a shim. Raises
+    """Returns the command of a run's own program, which starts it in place of a stand-in. Raises
     `Invalid`, `OSError`."""
 
     # ---- the run

@@ -11,8 +11,8 @@ from ...core import commands as c
 from ...core import events as e
 from ...core.state.run import Run
 from ...host.clock import after_stamp, wall_clock
+from ...host.counts import Counts
 from ...host.linux.descriptors import Descriptors, close_soon
-from ...host.metrics import Counts
 from ...processes.launcher import Launcher
 from ...protocol.types import After, RunId, Status
 from ...runs.catalogue import RunCatalogue

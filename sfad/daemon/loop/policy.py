@@ -1,10 +1,13 @@
-"""The config in the core's terms."""
+"""The config that is in force, and the config in the core's terms."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ... import config as configuration
+from ...agents.registered import registered
+from ...config import ConfigError, Loaded
 from ...core.state.access import AccessRules
+from ...core.state.limits import usual_action
 from ...core.state.policy import (
     AttemptsConfig,
     GuardConfig,
@@ -16,9 +19,10 @@ from ...core.state.policy import (
 )
 from ...features.listed import FEATURES
 from ...protocol.framing import tag
-from ...protocol.kinds import DEFAULT_KEYS, KINDS
+from ...protocol.kinds import DEFAULT_KEYS
 from ...protocol.known import CODING_AGENT
-from ...protocol.types import Action, Limit, LimitKind
+from ...protocol.messages import Change
+from ...protocol.types import Limit, LimitKind
 
 ACCESS = {
     tag(request): access
@@ -39,7 +43,7 @@ _KEPT: Mapping[str, Any] = {
 """Sections that the core decides by, without the keys that features add to them."""
 
 
-def policy_of(loaded: configuration.Loaded, *, everyone: bool) -> Policy:
+def policy_of(loaded: Loaded, *, everyone: bool) -> Policy:
     """Return what the core decides by. `everyone`: the daemon serves each user."""
     config = loaded.config
     source = {setting.key: setting.source for setting in loaded.settings}
@@ -52,7 +56,7 @@ def policy_of(loaded: configuration.Loaded, *, everyone: bool) -> Policy:
         threshold = getattr(config.defaults, key, None)
         if threshold is None:
             return None
-        action = Action.TERMINATE if KINDS[kind].acts else Action.WARN
+        action = usual_action(kind, config.section("limits", LimitsConfig))
         return Limit(
             kind=kind, threshold=float(threshold), action=action, source=origin(f"defaults.{key}")
         )
@@ -77,7 +81,41 @@ def policy_of(loaded: configuration.Loaded, *, everyone: bool) -> Policy:
     )
 
 
+def nearing(config: configuration.Configuration) -> float:
+    """Return the share of a limit from which on its use must be known."""
+    return min([config.limits.nearing, *shares(config)])
+
+
 def shares(config: configuration.Configuration) -> list[float]:
     """Return the shares of a run's limits at which features look at it."""
     keys = [feature.share.split(".") for feature in FEATURES.values() if feature.share]
     return [getattr(getattr(config, section), key) for section, key in keys]
+
+
+ReadConfig = Callable[[], tuple[Loaded, list[Change]]]
+"""Reads the config again, and returns what is in force then and what has changed. Raises
+`ConfigError`."""
+
+
+class InForce:
+    def __init__(self, loaded: Loaded, read: ReadConfig) -> None:
+        self._read = read
+        self.rejected = loaded.rejected
+        """Why the config files are not used as they are now; `None` if they are."""
+        self._take(loaded)
+
+    def _take(self, loaded: Loaded) -> None:
+        self.config, self.settings, self.files = loaded.config, loaded.settings, loaded.files
+        self.agents = registered(loaded.config, loaded.settings)
+
+    def read_again(self) -> tuple[Loaded, list[Change]]:
+        """Read the config files again. Return the config, and what has changed. Raises
+        `ConfigError`, and then nothing has."""
+        try:
+            loaded, changed = self._read()
+        except ConfigError as error:
+            self.rejected = str(error)
+            raise
+        self.rejected = None
+        self._take(loaded)
+        return loaded, changed

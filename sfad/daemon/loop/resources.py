@@ -8,9 +8,9 @@ from msgspec import Struct
 from ...core.events import Event
 from ...durable.spool import Spool
 from ...host.clock import Timers
+from ...host.counts import Counts
 from ...host.files import Damages
 from ...host.log import Log
-from ...host.metrics import Counts
 from ...host.tasks import LoopRounds
 from ...processes.launcher import Launcher
 from ...storage.ledger import Ledger

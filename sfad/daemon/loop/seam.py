@@ -26,21 +26,22 @@ from ...core import events as e
 from ...core.context import Context
 from ...core.machine import Components, Machine
 from ...core.state.access import Peer, Scope
+from ...core.state.policy import Policy
 from ...core.state.run import Run
 from ...core.watching import NewWatcher, Watcher
 from ...durable.maintenance import Kept
 from ...durable.snapshots import Changes
 from ...durable.spool import Spool
 from ...feature import Feature
-from ...host.metrics import Values
+from ...host.counts import Values
 from ...host.tasks import Background, keep_serving
 from ...processes.contained_commands import ContainedCommands
 from ...processes.credentials import Credentials
 from ...processes.launcher import RunProcesses
-from ...protocol.errors import bad_request
+from ...protocol.errors import bad_request, unavailable
 from ...protocol.requests.base import Reply, Request
 from ...protocol.requests.starting import OF_FEATURES, Spawn
-from ...protocol.requests.subscriptions import SharedSubscription
+from ...protocol.requests.windows import SharedWindows
 from ...protocol.types import Isolation, RunId, RunInfo
 from ...runs.catalogue import RunCatalogue
 from ...runs.live import Live
@@ -49,7 +50,6 @@ from ...start.prepared import Check, Prepared, Step, Surroundings
 from ...storage.ledger import OpenedLedger
 from ...usage.metering import Metering
 from .announcing import Announcer
-from .keeper import Keeper
 from .leading import MISSING, Leading
 from .resources import Resources
 from .storage_watch import StorageWatch
@@ -89,8 +89,8 @@ class Heart(Struct, frozen=True):
     """Of live runs that execute on other machines, what takes commands about their processes in
     place of the launcher."""
     parts: Callable[[], "Parts"]
-    """Returns the parts of features. One asks another by a moment that names both: hooks, which
-    execute commands for runs in sandboxes, ask for `sandbox_of`."""
+    """Returns the parts of features. One asks another by a moment that names both: commands
+    which are executed for runs in sandboxes ask for `sandbox_of`."""
 
     def section(self, key: str, kind: type[T]) -> T:
         """Return a section of the config that is in force."""
@@ -144,15 +144,46 @@ class Launch(NamedTuple):
 class Sharing(Struct, frozen=True):
     """What a feature shares with the daemons of other machines."""
 
-    shared: Callable[[], list[SharedSubscription]]
+    shared: Callable[[], list[SharedWindows]]
     """Returns what they are told."""
-    heard: Callable[[Iterable[SharedSubscription]], object]
+    heard: Callable[[Iterable[SharedWindows]], object]
     """Takes what they know."""
 
 
 Answer = Callable[[Any, Any], Any]
 """Answers a request, as the functions that `server.asker.answers` registers: it takes an `Asker`
 and the request."""
+
+
+_ALONE = "this daemon shares nothing with other machines"
+
+
+class Keeper:
+    """The machine that the others ask where something is shared by all, as far as it is known. This
+    one is that of a daemon that shares nothing; what knows others has its own."""
+
+    enabled = False
+    """Something is shared."""
+    here = ""
+    """The name of this machine."""
+    interval = 60.0
+    """Seconds after which it is asked again, whatever happens."""
+    node: str | None = None
+    """The name of the keeper."""
+    trouble: str | None = None
+    """Why it has not answered."""
+
+    def __init__(self) -> None:
+        self.known = trio.Event()
+        """Which machine it is, is known."""
+
+    def check_here(self) -> str:
+        """Return this machine, which is the keeper. Raise `RequestError` if it is not."""
+        raise unavailable(_ALONE)
+
+    async def ask(self, _request: Request) -> Reply:
+        """Ask it something. Raise `OSError`."""
+        raise OSError(_ALONE)
 
 
 class Machines(Struct, frozen=True):
@@ -167,8 +198,7 @@ class Machines(Struct, frozen=True):
     """Has a request answered where its run executes, given the `Asker`. Returns whether that is
     another machine, and the request such a one."""
     keeper: Keeper
-    """The node of a fleet that the others ask where something is shared by all. Here budgets touch
-    the fleet."""
+    """Here budgets touch it."""
 
 
 class Part(Struct, kw_only=True):
@@ -208,11 +238,11 @@ class Part(Struct, kw_only=True):
     last."""
     launch_routed: Callable[[Live, Launch], Launch] | None = None
     """The same, for runs that use the gateway and whose tree has agent programs in its PATH. It is
-    asked if there is no `launch`. Here shims touch the gateway: it routes what a shim starts, so
-    that its runs find shims which no person has installed."""
+    asked if there is no `launch`. Here stand-ins for programs touch the gateway: it routes what
+    these start, so that its runs find some which no person has installed."""
     instead_of_run: Callable[[int, Surroundings], Reply | None] | None = None
-    """Returns the reply to a shim that is to start no run, given the id of its `spawn`. Raises
-    `Invalid`, `OSError`."""
+    """Returns the reply to a client that is to do something itself in place of a run, given the id
+    of its `spawn`. Raises `Invalid`, `OSError`."""
     saves: Callable[[Live], Changes] | None = None
     """Returns what is saved in the spool together with a run that was admitted."""
     never_admitted: Callable[[RunId], object] | None = None
@@ -236,7 +266,7 @@ class Part(Struct, kw_only=True):
     status: Callable[[Peer, Scope], Mapping[str, object]] | None = None
     """Returns fields of `status` for a peer, who may know of the runs in this scope."""
     measured: Callable[[], Values] | None = None
-    """Returns metrics of its own, which `host.metrics` has listed."""
+    """Returns metrics of its own, which `features.metrics.table` has listed."""
     notice: Callable[[], str] | None = None
     """Returns what the administrator of the service should see at once; empty if nothing."""
     is_own: Callable[[int], bool] | None = None
@@ -256,7 +286,7 @@ class Part(Struct, kw_only=True):
     """Returns what a run was started with as it is asked for again."""
     sandbox_of: Callable[[Isolation], list[bytes]] | None = None
     """Returns `LaunchSpec.sandbox` of a command for a run with this isolation. Raises `OSError`.
-    Here hooks touch isolation."""
+    Here what executes such commands touches isolation."""
     finish: Callable[[], Awaitable[None]] | None = None
     """The daemon ends, and all its runs have ended. Waits for what has to be done before that."""
     rest: Callable[[], Awaitable[None]] | None = None
@@ -432,7 +462,7 @@ class Parts:
         return leading or Leading()
 
     def keeper(self) -> Keeper:
-        """Return what is known of the keeper of a fleet."""
+        """Return what is known of the keeper."""
         sections = self._features[self._placer].sections if self._placer is not None else ()
         is_set = any(map(self._heart.config().is_set, sections))
         machines = self._machines() if is_set else None
@@ -451,7 +481,7 @@ class Parts:
         raise OSError("this sfad has no feature that makes a sandbox")
 
     def instead_of_run(self, request_id: int, around: Surroundings) -> Reply | None:
-        """Return the reply to a shim that is to start no run."""
+        """Return the reply to a client that is to start no run."""
         for part in self._loaded.values():
             if part.instead_of_run is not None:
                 reply = part.instead_of_run(request_id, around)
@@ -479,12 +509,12 @@ class Parts:
                 if each.shared_changed is not None:
                     each.shared_changed()
 
-    def shared(self) -> list[SharedSubscription]:
+    def shared(self) -> list[SharedWindows]:
         """Return what the daemons of other machines are told."""
         parts = [part.sharing for part in self._loaded.values() if part.sharing is not None]
         return [each for sharing in parts for each in sharing.shared()]
 
-    def heard(self, shared: Sequence[SharedSubscription]) -> None:
+    def heard(self, shared: Sequence[SharedWindows]) -> None:
         """Take what other daemons know."""
         for name, feature in self._features.items():
             if feature.shares and shared and (sharing := self._part(name).sharing) is not None:
@@ -683,6 +713,21 @@ def half_of(
 
     found = (partial(make, name, each) for name, each in features.items() if getattr(each, kind))
     return next(found, None)
+
+
+def new_machine(features: Mapping[str, Feature], policy: Policy, resources: Resources) -> Machine:
+    return Machine(
+        policy,
+        next_number=resources.ledger.next_number,
+        # the clock has gone on since an earlier daemon named its reservations, so these are new
+        reservations=int(1000 * trio.current_time()),
+        may_start=[rule for feature in features.values() for rule in feature.may_start],
+        watchers=watchers_of(features),
+        barrier=half_of(features, "barrier"),
+        purses=half_of(features, "purses"),
+        elsewhere=half_of(features, "elsewhere"),
+        calls=half_of(features, "calls"),
+    )
 
 
 def corrected(

@@ -1,17 +1,19 @@
 """The line that `systemctl status` shows: how many runs there are, and what is wrong."""
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import trio
+
+from ...host import systemd
 
 INTERVAL = 1.0
 """Seconds between two texts at the least. A thousand runs that start together need only a few."""
 
 
 class StatusText:
-    def __init__(self, describe: Callable[[], str], send: Callable[[str], None]) -> None:
+    def __init__(self, describe: Callable[[], str]) -> None:
         self._describe = describe
-        self._send = send
         self._outdated = trio.Event()
         self.is_outdated = False
         """Then `outdated` need not be called: there are three events for each run."""
@@ -26,7 +28,8 @@ class StatusText:
     def tell(self) -> None:
         """Send the text as it is now, if it is new."""
         if (text := self._describe()) != self._sent:
-            self._send(text)
+            with suppress(OSError):  # `systemctl status` shows the text before it
+                systemd.notify(systemd.status(text))
             self._sent = text
 
     async def serve(self) -> None:

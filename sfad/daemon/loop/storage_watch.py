@@ -102,4 +102,4 @@ class StorageWatch(Struct):
                     f"no room is left in {self.resources.output.directory}: what it prints is lost"
                 )
                 for run in [run for run, live in self.catalogue.live.items() if live.kept]:
-                    self.announcer.tell_of_run(EventType.ALERT_DISK_FULL, run, message, "high")
+                    self.announcer.tell_of_run(EventType.DISK_FULL, run, message, "high")

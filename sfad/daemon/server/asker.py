@@ -201,9 +201,9 @@ class Asker:
                 self.reply(answer)
             case c.OnRecord(reply, failing):
                 # what was to be saved with snapshots, because there may be none
-                self.runtime.spool.values.write_soon({})
+                self.runtime.resources.spool.values.write_soon({})
                 assert isinstance(reply, m.Reply)
-                if self.runtime.spool.values.failing:
+                if self.runtime.resources.spool.values.failing:
                     self.fail(ErrorCode.UNAVAILABLE, failing)
                 else:
                     self.reply(reply)

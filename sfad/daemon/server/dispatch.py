@@ -167,7 +167,8 @@ def _answer(verb: Verb, asker: Asker, request: Any) -> Answering:
         _check_user(asker, request)
     if verb.about_run:
         run = asker.resolve(request.run)
-        if run.fleet is not None and asker.runtime.parts.answer_there(asker, request, run):
+        there = run.executes_on is not None
+        if there and asker.runtime.parts.answer_there(asker, request, run):
             return None
         return verb.answer(asker, request, run)
     return verb.answer(asker, request)

@@ -22,13 +22,13 @@ from .asker import EXPECTED
 async def continue_lost(runtime: Runtime) -> None:
     """Continue the trees that ended so, each once, and forget what was kept for others that have
     ended."""
-    kept, limiter = runtime.spool.continued_with, trio.CapacityLimiter(1)
+    kept, limiter = runtime.resources.spool.continued_with, trio.CapacityLimiter(1)
     for run in kept.runs():
         if run in runtime.catalogue.live:
             continue
         info, found = runtime.catalogue.info(run), kept.read(run)
         if (
-            runtime.config.service.continue_lost
+            runtime.in_force.config.service.continue_lost
             and found is not None
             and info is not None
             and info.reason is not None
@@ -70,4 +70,4 @@ def _answered(runtime: Runtime, run: RunId, said: c.Answer) -> None:
 
 
 def _tell(runtime: Runtime, run: RunId, why: str) -> None:
-    runtime.log.warning(f"run {run} is lost and was not continued: {why}")
+    runtime.resources.log.warning(f"run {run} is lost and was not continued: {why}")

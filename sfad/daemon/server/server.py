@@ -319,14 +319,14 @@ class Server:
             listener,
             self._epoll,
             resources,
-            runtime.config.access.users,
+            runtime.in_force.config.access.users,
             self._clients.admit,
             runtime.announcer.tell,
             inode,
         )
         self._rests = False
         self._goes_on = trio.Event()
-        self._ledger = runtime.ledger
+        self._ledger = runtime.resources.ledger
 
     async def serve(self) -> None:
         turns = self._receiver.turns

@@ -4,7 +4,7 @@
 `messages`  what their program asks
 `programs`  carries such runs out: tells their programs of a stop, and takes them for ended
 `narrowing` limits that hold for a block of the program
-`part`      what the daemon does of this
+`part`      its part in a daemon
 
 The program asks for a run with `Spawn.admit`, and for what is below it with `Spawn.below`. To the
 core such a run was launched like any other: it has begun when it is known, and its main process

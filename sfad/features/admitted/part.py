@@ -1,4 +1,4 @@
-"""What a daemon does of this: it decides which program carries a run out, and answers that."""
+"""The part in a daemon: it decides which program carries a run out, and answers that."""
 
 from msgspec.structs import replace
 

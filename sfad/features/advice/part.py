@@ -1,4 +1,4 @@
-"""What a daemon does of this: `sfactl recommend`, and learning while `limits.adaptive` is on."""
+"""The part in a daemon: `sfactl recommend`, and learning while `limits.adaptive` is on."""
 
 from ...core.state.limits import limits_of
 from ...core.state.request import Asked, Identity, Shown

@@ -1,4 +1,4 @@
-"""What a daemon does of this: shows the alerts that are raised, and saves them."""
+"""The part in a daemon: shows the alerts that are raised, and saves them."""
 
 from collections.abc import Mapping
 

@@ -1,12 +1,14 @@
-"""What a daemon does of this: it keeps what agents ask until a person has answered, holds their
+"""The part in a daemon: it keeps what agents ask until a person has answered, holds their
 runs meanwhile, and tells of it.
 
-Agent programs ask again and again while they wait, so what is asked survives a daemon that is
-killed, and is dropped when its program is gone. Nothing of it is saved.
+Agent programs ask again and again while they wait. What is asked is saved, so that it has the same
+number after a restart, and an answer that was given before reaches its program. It is dropped when
+its program is gone.
 """
 
 from typing import Literal
 
+import msgspec
 import trio
 from msgspec import Struct, field
 
@@ -21,6 +23,7 @@ from ...protocol.messages import Done
 from ...protocol.texts.redaction import redacted
 from ...protocol.texts.sanitise import clean
 from ...protocol.types import Approval, Event, RunId, Severity
+from .feature import SAVED
 from .messages import AnswerApproval, ApprovalAnswer, AskApproval
 
 WAIT = 20.0
@@ -32,23 +35,49 @@ MOST_ASKED = 64
 MOST_SHOWN, MOST_MESSAGE = 4096, 1000
 
 
-class _Asked(Struct):
+class _Call(Struct):
     shown: Approval
-    asked_at: float
-    """On trio's clock: when it was asked last."""
-    answered: trio.Event = field(default_factory=trio.Event)
     state: Literal["pending", "allowed", "denied"] = "pending"
     message: str = ""
+
+
+class _Saved(Struct):
+    """What is saved of a run."""
+
+    last: int = 0
+    """The number of the last call: none is used twice, because a person may answer late."""
+    calls: dict[str, _Call] = field(default_factory=dict)
+    """By the keys of its program."""
+
+
+class _Waits(Struct):
+    """The program of a call."""
+
+    asked_at: float
+    """On trio's clock: when it asked last."""
+    answered: trio.Event = field(default_factory=trio.Event)
 
 
 class Approvals:
     def __init__(self, heart: Heart) -> None:
         self._heart = heart
         self._live = heart.catalogue.live
-        self._asked: dict[RunId, dict[str, _Asked]] = {}
-        """By the keys of their programs."""
-        self._numbers: dict[RunId, int] = {}
+        self._spool = heart.resources.spool.values
+        self._of: dict[RunId, _Saved] = {}
+        self._waits: dict[tuple[RunId, str], _Waits] = {}
         self._some = trio.Event()
+
+    def begin(self) -> None:
+        """Go on with what an earlier daemon was asked."""
+        for run in [key.removeprefix(SAVED) for key in self._spool.items if key.startswith(SAVED)]:
+            found = self._spool.decoded(SAVED + run, _Saved)
+            if found is None or run not in self._live:
+                self._spool.write_soon({SAVED + run: None})
+                continue
+            self._of[run] = found
+            for key in found.calls:
+                self._waits[run, key] = _Waits(trio.current_time())
+            self._changed(run)
 
     def ask(self, asker: Asker, request: AskApproval) -> None:
         name = request.run if request.run is not None else asker.peer.run
@@ -58,21 +87,22 @@ class Approvals:
         if run.id not in self._live:
             raise wrong_state(f"run {run.id} is {run.status}; it asks for nothing any more")
         check_most("characters of a key", len(request.key), 256)
-        known = self._asked.setdefault(run.id, {})
-        one = known.get(request.key)
-        if one is None:
-            if sum(each.state == "pending" for each in known.values()) >= MOST_ASKED:
+        calls = self._of.setdefault(run.id, _Saved()).calls
+        if request.key not in calls:
+            if len(self._waiting(run.id)) >= MOST_ASKED:
                 raise too_many("calls that wait for approval", MOST_ASKED + 1, MOST_ASKED)
-            one = known[request.key] = self._new(run.id, request)
+            one = calls[request.key] = self._new(self._of[run.id], request)
+            self._waits[run.id, request.key] = _Waits(0.0)
             self._changed(run.id)
             self._tell(run.id, EventType.APPROVAL_REQUESTED, "medium", _in_words(one.shown))
-            self._some.set()
-        one.asked_at = trio.current_time() + WAIT
+        one, waits = calls[request.key], self._waits[run.id, request.key]
+        waits.asked_at = trio.current_time() + WAIT
 
-        async def wait() -> _Asked:
-            with trio.move_on_after(WAIT):
-                await one.answered.wait()
-            one.asked_at = trio.current_time()
+        async def wait() -> _Call:
+            if one.state == "pending":
+                with trio.move_on_after(WAIT):
+                    await waits.answered.wait()
+            waits.asked_at = trio.current_time()
             return one
 
         asker.later(
@@ -80,44 +110,48 @@ class Approvals:
             lambda one: ApprovalAnswer(id=asker.id, state=one.state, message=one.message),
         )
 
-    def _new(self, run: RunId, request: AskApproval) -> _Asked:
-        number = self._numbers[run] = self._numbers.get(run, 0) + 1
+    def _new(self, of: _Saved, request: AskApproval) -> _Call:
+        of.last += 1
         shown = Approval(
-            call=f"call-{number}",
+            call=f"call-{of.last}",
             tool=_one_line(request.tool)[:200],
             arguments=_cut(redacted(clean(request.arguments.encode(errors="replace"))), MOST_SHOWN),
             cwd=_one_line(request.cwd)[:1000],
             since=wall_clock(),
         )
-        return _Asked(shown, trio.current_time())
+        return _Call(shown)
 
     def answer(self, asker: Asker, request: AnswerApproval) -> None:
         run = asker.resolve(request.run)
         check_most("characters of a message", len(request.message), MOST_MESSAGE)
         waits = self._waiting(run.id)
-        one = next((each for each in waits if each.shown.call == request.call), None)
-        if one is None:
-            calls = ", ".join(each.shown.call for each in waits) or "none"
+        key = next((key for key, each in waits.items() if each.shown.call == request.call), None)
+        if key is None:
+            calls = ", ".join(each.shown.call for each in waits.values()) or "none"
             raise wrong_state(
                 f"run {run.id} does not ask for {request.call[:64]!r}; it asks for: {calls}"
             )
+        one = waits[key]
         one.state = "allowed" if request.allow else "denied"
         one.message = request.message
-        one.answered.set()
+        self._waits[run.id, key].answered.set()
         self._changed(run.id)
         words = f"{one.shown.call} ({one.shown.tool}) was {one.state} by {asker.peer.who}"
         self._tell(run.id, EventType.APPROVAL_ANSWERED, "low", words)
         asker.reply(Done(id=asker.id))
 
-    def _waiting(self, run: RunId) -> list[_Asked]:
-        return [each for each in self._asked.get(run, {}).values() if each.state == "pending"]
+    def _waiting(self, run: RunId) -> dict[str, _Call]:
+        calls = self._of[run].calls if run in self._of else {}
+        return {key: each for key, each in calls.items() if each.state == "pending"}
 
     def _changed(self, run: RunId) -> None:
-        """Show what a run asks for, and hold it, or let it go on."""
+        """Save and show what a run asks for, and hold it, or let it go on."""
+        self._some.set()
         live, waits = self._live.get(run), self._waiting(run)
         if live is None or live.run.status.terminal:
             return
-        shown = tuple(each.shown for each in waits)
+        self._spool.write_soon({SAVED + run: msgspec.msgpack.encode(self._of[run])})
+        shown = tuple(each.shown for each in waits.values())
         live.show(approvals=shown or None)
         words = "; ".join(map(_in_words, shown))
         self._heart.feed(e.PersonAsked(trio.current_time(), run, words))
@@ -131,25 +165,25 @@ class Approvals:
         while True:
             await self._some.wait()
             self._some = trio.Event()
-            while self._asked:
+            while self._waits:
                 await trio.sleep(DROPPED_AFTER / 3)
                 self._drop(trio.current_time() - DROPPED_AFTER)
 
     def _drop(self, before: float) -> None:
-        for run, known in list(self._asked.items()):
-            gone = [key for key, each in known.items() if each.asked_at < before]
-            for key in gone:
-                del known[key]
-            if not known:
-                del self._asked[run]
-            if gone:
-                self._changed(run)
+        gone = [place for place, each in self._waits.items() if each.asked_at < before]
+        for run, key in gone:
+            del self._waits[run, key], self._of[run].calls[key]
+        for run in dict.fromkeys(run for run, _ in gone):
+            self._changed(run)
 
     def ended(self, run: Run) -> None:
-        for each in self._asked.pop(run.id, {}).values():
+        of = self._of.pop(run.id, None)
+        if of is None:
+            return
+        for key, each in of.calls.items():
             each.state, each.message = "denied", "the run has ended"
-            each.answered.set()
-        self._numbers.pop(run.id, None)
+            self._waits.pop((run.id, key)).answered.set()
+        self._spool.write_soon({SAVED + run.id: None})
 
 
 def _one_line(text: str) -> str:
@@ -172,6 +206,7 @@ def part(heart: Heart) -> Part:
     approvals = Approvals(heart)
     return Part(
         verbs={AskApproval: approvals.ask, AnswerApproval: approvals.answer},
+        begin=approvals.begin,
         serve=approvals.serve,
         ended=approvals.ended,
     )

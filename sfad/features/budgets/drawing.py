@@ -5,7 +5,7 @@ import trio
 
 from ...core import events as e
 from ...core.state.money import to_usd
-from ...daemon.loop.keeper import Keeper
+from ...daemon.loop.seam import Keeper
 from ...host.clock import wall_clock
 from ...host.log import Log
 from ...protocol.requests.base import Error

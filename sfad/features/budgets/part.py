@@ -1,4 +1,4 @@
-"""What a daemon does of this: keeps the books, asks the keeper, shows budgets."""
+"""The part in a daemon: keeps the books, asks the keeper, shows budgets."""
 
 from collections.abc import Mapping
 from typing import assert_never

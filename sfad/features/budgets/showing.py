@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from ...core.state.access import Peer, Scope
 from ...core.state.money import to_usd
 from ...core.state.run import Run
-from ...host.metrics import Values
+from ...host.counts import Values
 from ...protocol.types import BudgetState
 from .budgets import Budget
 from .charges import Charges

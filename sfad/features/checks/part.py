@@ -1,4 +1,4 @@
-"""What a daemon does of this: it decides what runs are checked with, has that executed, and opens
+"""The part in a daemon: it decides what runs are checked with, has that executed, and opens
 what it has printed."""
 
 import os

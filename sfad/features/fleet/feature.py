@@ -1,15 +1,18 @@
 """The declaration."""
 
-from typing import Annotated, Literal
+from datetime import timedelta
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
 from ...config_values import PATH, SIZE, Form
 from ...core.state.access import Access
 from ...core.state.policy import DURATION
+from ...core.state.run import Run
 from ...feature import Feature, Section
+from ...host.clock import wall_clock
 from ...protocol.requests.base import OverFleet
-from ...protocol.types import Ship
+from ...protocol.types import FleetPlace, Ship
 from .messages import (
     AskSlots,
     DrainNode,
@@ -64,6 +67,43 @@ class FleetConfig(Struct, frozen=True, kw_only=True):
     """Bytes of the files that one run may be sent with, and bring back."""
 
 
+AWAY = 10.0
+"""Seconds without a word from a node after which its runs are shown as unreachable: two heartbeats
+(`node.BEAT`)."""
+
+
+def _place(run: Run, now: float) -> FleetPlace:
+    """Return where a run is that executes on another node, or that another node has granted."""
+    remote, grant = run.remote, run.asked.grant
+    if remote is not None:
+        away = now - remote.heard_at
+        shown = (
+            remote.node is not None
+            and not run.status.terminal
+            and (bool(remote.unreached) or away > AWAY)
+        )
+        return FleetPlace(
+            node=remote.node,
+            run=remote.id,
+            infeasible=remote.infeasible,
+            unreachable_since=wall_clock() - timedelta(seconds=away) if shown else None,
+        )
+    assert grant is not None
+    return FleetPlace(
+        giver=grant.giver,
+        id=f"{grant.giver}/{grant.run}",
+        root=grant.root,
+        parent=grant.parent,
+        depth=grant.depth,
+    )
+
+
+def _notes(run: Run, now: float) -> dict[str, Any]:
+    if run.remote is None and run.lease is None:
+        return {}
+    return {"fleet": _place(run, now)}
+
+
 _OF_FLEET = Access("admin", inside=False, narrowed_by=None, scope="none")
 _OF_FILES = Access(narrowed_by="logs", said="'fetch'")
 
@@ -85,6 +125,7 @@ FEATURE = Feature(
         GetFiles: _OF_FILES,
     },
     decides={SHIP: Ship},
+    notes=_notes,
     elsewhere="elsewhere",
     install="ray.installing",
     beside="-shipped",

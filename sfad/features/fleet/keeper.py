@@ -5,8 +5,7 @@ from contextlib import suppress
 
 import trio
 
-from ...daemon.loop.keeper import Keeper
-from ...daemon.loop.seam import Heart
+from ...daemon.loop.seam import Heart, Keeper
 from ...protocol.errors import unavailable
 from ...protocol.requests.base import Reply, Request
 from .feature import FleetConfig

@@ -9,7 +9,7 @@ from typing import Literal
 from msgspec import Struct
 
 from ...protocol.requests.base import Reply, Request
-from ...protocol.requests.subscriptions import SharedSubscription
+from ...protocol.requests.windows import SharedWindows
 from ...protocol.types import Placing, RunId, RunInfo, Wanted
 
 PIECE = 1 << 20
@@ -217,13 +217,13 @@ class Tended(Reply, tag="tended"):
 class ShareSubscriptions(Request, tag="share_plans"):
     """Hear what a node knows of subscriptions. Answered by `SharedSubscriptions`."""
 
-    plans: list[SharedSubscription] = []
+    plans: list[SharedWindows] = []
 
 
 class SharedSubscriptions(Reply, tag="shared_plans"):
     """What the keeper knows, of any node."""
 
-    plans: list[SharedSubscription] = []
+    plans: list[SharedWindows] = []
 
 
 class SlotsWanted(Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""What a daemon does of this."""
+"""The part in a daemon."""
 
 from collections.abc import Collection
 from pathlib import Path

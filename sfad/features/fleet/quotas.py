@@ -13,8 +13,7 @@ import trio
 from ...core import events as e
 from ...core.state.quotas import ALL_USERS, NO_PART, PER_USER, Part, Quota, Wants
 from ...core.state.run import Run
-from ...daemon.loop.keeper import Keeper
-from ...daemon.loop.seam import Heart
+from ...daemon.loop.seam import Heart, Keeper
 from ...daemon.server.asker import Asker
 from ...daemon.server.checks import MAX_CHOSEN
 from ...protocol.errors import check_most

@@ -8,7 +8,7 @@ a call. The half in the core decides about that: it reserves, lowers, holds or r
 `messages`   what a gateway asks and tells, beside `protocol.requests.gateway`
 `calls`      model calls: admitted, lowered to what fits, held or refused; pure
 `call_rules` rules beside money: models, rates, repeated tool calls; pure
-`part`       what a daemon does of this
+`part`       its part in a daemon
 `verbs`      answers gateways
 `routing`    leads commands through a gateway, or around it: steps of `Starting.prepare`
 `gateways`   the gateways of all users, and which of them leads where

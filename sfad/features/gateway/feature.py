@@ -9,7 +9,7 @@ from ...config_values import NAME_MAX, PATH, URL, VARIABLE, Form
 from ...core.state.access import Access
 from ...core.state.policy import DURATION, Policy
 from ...feature import Feature, Section
-from ...protocol.requests.gateway import AdmitCall, EndCall, SeeSubscription
+from ...protocol.requests.gateway import AdmitCall, EndCall, SeeWindows
 from .messages import (
     FindCaller,
     RefusedEgress,
@@ -114,7 +114,7 @@ FEATURE = Feature(
         SilentCall: _OF_CALLS,
         UnaskedRequest: _OF_CALLS,
         RefusedEgress: _OF_CALLS,
-        SeeSubscription: _OF_CALLS,
+        SeeWindows: _OF_CALLS,
     },
     leads=True,
     calls="calls",

@@ -1,4 +1,4 @@
-"""What a daemon does of this: it keeps gateways running, leads runs to them, and answers them."""
+"""The part in a daemon: it keeps gateways running, leads runs to them, and answers them."""
 
 import os
 from collections.abc import Iterable, Mapping

@@ -17,7 +17,7 @@ from ...host.clock import wall_clock
 from ...protocol.errors import check_most
 from ...protocol.event_types import EventType
 from ...protocol.requests.base import Done, Request
-from ...protocol.requests.gateway import AdmitCall, EndCall, SeeSubscription
+from ...protocol.requests.gateway import AdmitCall, EndCall, SeeWindows
 from ...protocol.types import CallInfo, ErrorCode, Event
 from .calls import MAX_WORDS, rounded
 from .gateways import Gateways
@@ -40,7 +40,7 @@ def verbs_of(gateways: Gateways) -> Mapping[type[Request], Answer]:
         EndCall: end_call,
         FindCaller: partial(find_caller, gateways),
         RefusedEgress: refused_egress,
-        SeeSubscription: see_plan,
+        SeeWindows: see_plan,
         ServeGateway: partial(serve_gateway, gateways),
         SilentCall: silent_call,
         UnaskedRequest: unasked_request,
@@ -123,7 +123,7 @@ def find_caller(gateways: Gateways, asker: Asker, request: FindCaller) -> None:
     runtime, gateway = asker.runtime, asker.peer.gateway_uid
     run = gateways.run_of(request.token) if request.token is not None else None
     if run is None and request.cgroup is not None:
-        run = runtime.launcher.run_of_cgroup(request.cgroup)
+        run = runtime.resources.launcher.run_of_cgroup(request.cgroup)
     live = asker.runtime.catalogue.live.get(run) if run is not None else None
     if live is None and run is not None:
         asker.fail(ErrorCode.NOT_PERMITTED, f"run {run} has ended: it makes no further call")
@@ -207,7 +207,7 @@ MOST_WINDOWS = 16
 """Windows that one reply may tell of."""
 
 
-def see_plan(asker: Asker, request: SeeSubscription) -> None:
+def see_plan(asker: Asker, request: SeeWindows) -> None:
     check_most("windows of a subscription", len(request.windows), MOST_WINDOWS)
     # the run may have ended before its gateway has told
     run, gateway = asker.runtime.catalogue.known(request.run), asker.peer.gateway_uid

@@ -1,4 +1,4 @@
-"""What a daemon does of this: wires hooks to the config, the events, the ends of runs and the next
+"""The part in a daemon: wires hooks to the config, the events, the ends of runs and the next
 daemon."""
 
 import os

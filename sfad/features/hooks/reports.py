@@ -8,8 +8,8 @@ import msgspec
 import trio
 from msgspec import Struct
 
+from ...host.counts import Counts
 from ...host.log import Log
-from ...host.metrics import Counts
 from ...processes.contained_commands import KEPT, CommandResult
 from ...protocol.event_types import EventType
 from ...protocol.texts.redaction import redacted_end, redacted_object
@@ -21,6 +21,9 @@ OUTPUT = KEPT // 4
 its beginning."""
 QUIET = 60.0
 """Seconds between two events about one hook. No event about a hook starts a hook."""
+
+COUNTED = "sfad_hook_executions"
+"""The metric, by how an execution ended."""
 
 SHOWN = 200
 """Characters of its output in an event."""
@@ -50,7 +53,7 @@ class HookReports:
         self._told: dict[str, float] = {}
 
     def ended(self, hook: HookLabel, result: CommandResult, about: str) -> None:
-        self._counts.hook_ended("completed" if result.ok else "failed")
+        self._counts.of_feature(COUNTED, "completed" if result.ok else "failed")
         output = redacted_end(clean(result.output), OUTPUT).strip()
         fields = {
             "hook": hook.name,
@@ -69,7 +72,7 @@ class HookReports:
         )
 
     def dropped(self, hook: HookLabel, about: str, why: str) -> None:
-        self._counts.hook_ended("dropped")
+        self._counts.of_feature(COUNTED, "dropped")
         self._log.warning(
             f"hook {hook.name} is not started for an event: {why}", hook=hook.name, about=about
         )

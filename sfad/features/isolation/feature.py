@@ -7,7 +7,7 @@ from msgspec import Meta, Struct
 
 from ...config_values import Form
 from ...feature import Feature, Section
-from ...protocol.texts.egress import FORMS, destination
+from ...protocol.texts.destinations import FORMS, destination
 from ...protocol.types import Isolation
 
 ISOLATION = "isolation"

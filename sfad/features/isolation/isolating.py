@@ -11,7 +11,7 @@ from ...core.state.policy import Invalid
 from ...daemon.loop.seam import Heart, Launch
 from ...protocol.errors import unavailable
 from ...protocol.known import KNOWN_PROGRAMS
-from ...protocol.texts.egress import Destination, destination
+from ...protocol.texts.destinations import Destination, destination
 from ...protocol.types import Isolation
 from ...runs.live import Live
 from ...start.prepared import Prepared, Surroundings

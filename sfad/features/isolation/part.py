@@ -1,4 +1,4 @@
-"""What a daemon does of this: it decides how a run is isolated, and launches it in a sandbox."""
+"""The part in a daemon: it decides how a run is isolated, and launches it in a sandbox."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -4,18 +4,17 @@ import math
 import time
 from collections import Counter
 from functools import partial
-from typing import get_args
 
 import trio
 
 from ... import __version__
 from ...core.state.access import EVERYTHING, Peer
 from ...daemon.loop.seam import Heart
-from ...host.metrics import Counts, Histogram, HookOutcome, Labels, Values
+from ...host.counts import Counts, Histogram, Labels, Values
 from ...protocol.event_types import EventType
 from ...protocol.types import ENDED, Rule, Status
 
-ONCE = (EventType.ALERT_SURVIVORS, EventType.ALERT_DISK_FULL)
+ONCE = (EventType.SURVIVORS, EventType.DISK_FULL)
 ALERTS = [kind for kind in EventType if kind.startswith("alert_") and kind not in ONCE]
 """Those that are raised and cleared."""
 
@@ -23,6 +22,9 @@ RECENT = 1.0
 """Seconds."""
 
 _OPERATOR = Peer(0, "root")
+
+ZEROS = {"sfad_hook_executions": ("completed", "failed", "dropped")}
+"""Labels that are shown before a feature has counted something for them."""
 
 LIVE = [status for status in Status if not status.terminal]
 
@@ -70,9 +72,7 @@ class Measuring:
             "sfad_start_time_seconds": _alone(round(began, 3)),
             "sfad_connections": _alone(self._heart.connections()),
             "sfad_slow_clients_dropped": _alone(self._counts.slow_clients),
-            "sfad_hook_executions": {
-                (outcome,): self._counts.hooks.get(outcome, 0) for outcome in get_args(HookOutcome)
-            },
+            **_of_features(self._counts),
             "sfad_events": {(kind,): count for kind, count in self._counts.events.items()},
             "sfad_events_lost": _alone(self._counts.unrecorded),
             "sfad_ledger_commit_duration_seconds": {(): self._counts.commit},
@@ -140,6 +140,13 @@ class Measuring:
             "sfad_gateway_calls_open": {("waiting",): waiting, ("under_way",): under_way},
             "sfad_gateway_first_byte_seconds": {(): self._counts.first_byte},
         }
+
+
+def _of_features(counts: Counts) -> Values:
+    return {
+        name: {(label,): counts.of_features.get(name, {}).get(label, 0) for label in labels}
+        for name, labels in ZEROS.items()
+    }
 
 
 def _of_types(counts: Counts) -> Values:

@@ -1,4 +1,4 @@
-"""What a daemon does of this: `sfactl metrics`, and the endpoint."""
+"""The part in a daemon: `sfactl metrics`, and the endpoint."""
 
 from ...daemon.loop.seam import Heart, Part
 from ...daemon.server.asker import Asker

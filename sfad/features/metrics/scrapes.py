@@ -12,8 +12,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
+from ...host.counts import Histogram, Labels, Values
 from ...host.http_connection import ClientGoneError, HttpConnection
-from ...host.metrics import METRICS, Histogram, Labels, Metric, Values
+from .table import METRICS, Metric
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -1,4 +1,4 @@
-"""What a daemon does of this: it keeps the exporter running."""
+"""The part in a daemon: it keeps the exporter running."""
 
 from ...daemon.loop.seam import Heart, Part
 from .feature import OtelConfig

@@ -22,8 +22,8 @@ from ...core.state.run import Run, WindowHold
 from ...protocol import types
 from ...protocol.event_types import EventType
 from ...protocol.known import provider_of
-from ...protocol.requests.gateway import AdmitCall, EndCall, SeeSubscription
-from ...protocol.requests.subscriptions import Provider, SeenWindow, SharedSubscription
+from ...protocol.requests.gateway import AdmitCall, EndCall, SeeWindows
+from ...protocol.requests.windows import Provider, SeenWindow, SharedWindows
 from ...protocol.types import LimitKind, RunId, Severity, Status
 from .feature import NAME, Kept, PlansConfig
 from .windows import (
@@ -133,7 +133,7 @@ class Subscriptions(Barrier):
         self._save(found)
         self.look(ev.at)
 
-    def is_news(self, told: SharedSubscription) -> bool:
+    def is_news(self, told: SharedWindows) -> bool:
         """Return whether another node knows more of a subscription."""
         account = account_of(told.uid, told.organization or told.login)
         known = self.known.get(f"{told.provider}/{account}")
@@ -153,7 +153,7 @@ class Subscriptions(Barrier):
         self._ctx.do(c.SaveOf(NAME))
 
     def _subscription_of(
-        self, told: SeeSubscription, uid: int | None, run: Run | None
+        self, told: SeeWindows, uid: int | None, run: Run | None
     ) -> Subscription | None:
         """Return the subscription that a reply is about. Where the organization is not named, the
         credential names it, which may be known to belong to an organization. A session file names
@@ -252,7 +252,7 @@ class Subscriptions(Barrier):
             words += f"; banked resets left: {found.banked_resets}"
         self._publish(EventType.PLAN_RESET, found, window, words, "low")
 
-    def _credits_seen(self, found: Subscription, told: SeeSubscription) -> None:
+    def _credits_seen(self, found: Subscription, told: SeeWindows) -> None:
         """Note what a reply tells of credits and banked resets, and tell when calls begin to be
         paid by credits."""
         if told.credits is not None:

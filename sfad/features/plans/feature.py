@@ -1,12 +1,14 @@
 """The declaration."""
 
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from msgspec import Meta, Struct
 
 from ...config_values import PERCENT
+from ...core.state.run import Run
 from ...feature import Feature, Section
-from ...protocol.requests.subscriptions import Provider
+from ...protocol.requests.windows import Provider
+from ...protocol.types import WindowShare
 
 NAME = "plans"
 """Of the feature, and of its section."""
@@ -59,8 +61,19 @@ class PlansConfig(Struct, frozen=True, kw_only=True):
         )
 
 
+def _notes(run: Run, _now: float) -> dict[str, Any]:
+    found = []
+    for key, share in run.window_shares.items():
+        provider, account, window = key.split("/", 2)
+        found.append(
+            WindowShare(provider=provider, account=account, window=window, share=round(share, 4))
+        )
+    return {"plans": tuple(found)} if found else {}
+
+
 FEATURE = Feature(
     sections=(Section(NAME, PlansConfig),),
+    notes=_notes,
     saved=(SAVED,),
     recorded=True,
     barrier="barrier",

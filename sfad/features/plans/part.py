@@ -1,4 +1,4 @@
-"""What a daemon does of this: what is shown and saved, and what nodes of a fleet tell each
+"""The part in a daemon: what is shown and saved, and what nodes of a fleet tell each
 other."""
 
 from collections.abc import Iterable, Mapping
@@ -11,8 +11,8 @@ from ...core.state.access import Peer, Scope
 from ...daemon.loop.seam import Heart, Part, Sharing
 from ...durable.snapshots import Changes
 from ...host.clock import wall_clock
-from ...protocol.requests.gateway import SeeSubscription
-from ...protocol.requests.subscriptions import SharedSubscription
+from ...protocol.requests.gateway import SeeWindows
+from ...protocol.requests.windows import SharedWindows
 from .barrier import Subscriptions
 from .saved import SubscriptionBooks, changes
 from .showing import accounts_of
@@ -41,16 +41,16 @@ def part(heart: Heart) -> Part:
             books.record(each)
         unrecorded.clear()
 
-    def shared() -> list[SharedSubscription]:
+    def shared() -> list[SharedWindows]:
         return [each.shared() for each in subscriptions.known.values()]
 
-    def heard(told: Iterable[SharedSubscription]) -> None:
+    def heard(told: Iterable[SharedWindows]) -> None:
         """Take what another node knows better."""
         now = wall_clock().astimezone()
         for one in filter(subscriptions.is_news, told):
             # the clocks of nodes differ: what is told from the future would hide what is heard next
             time = min(now, datetime.fromtimestamp(one.heard_at, now.tzinfo))
-            seen = SeeSubscription(
+            seen = SeeWindows(
                 id=0, run="", provider=one.provider, time=time.timestamp(), login=one.login,
                 organization=one.organization, plan_type=one.plan_type, status=one.status,
                 windows=one.windows,

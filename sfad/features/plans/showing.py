@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 from ...core.state.access import Scope
 from ...host.probe import user_name
-from ...protocol.requests.subscriptions import SubscriptionInfo, WindowInfo
+from ...protocol.requests.windows import SubscriptionInfo, WindowInfo
 from .barrier import Subscriptions
 from .windows import Window
 

@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ...protocol.known import LENGTHS
-from ...protocol.requests.subscriptions import Provider, SeenWindow, SharedSubscription
+from ...protocol.requests.windows import Provider, SeenWindow, SharedWindows
 from ...protocol.types import RunId
 from .feature import Kept
 
@@ -265,9 +265,9 @@ class Subscription(Struct):
     def key(self) -> str:
         return f"{self.provider}/{self.account}"
 
-    def shared(self) -> SharedSubscription:
+    def shared(self) -> SharedWindows:
         """Return what other nodes of a fleet are told of it."""
-        return SharedSubscription(
+        return SharedWindows(
             provider=self.provider,
             uid=self.uid,
             login=self.logins[-1] if self.logins else "",

@@ -6,5 +6,5 @@ which limits (`core.admission`).
 
 `feature`  the declaration
 `messages` its requests
-`part`     what a daemon does of this
+`part`     its part in a daemon
 """

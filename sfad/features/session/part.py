@@ -1,4 +1,4 @@
-"""What a daemon does of this: `start_session`, and what the peer may do with sessions,
+"""The part in a daemon: `start_session`, and what the peer may do with sessions,
 `session_rights`."""
 
 from ...core.state.request import SessionAsked
@@ -43,15 +43,16 @@ async def start_session(asker: Asker, request: StartSession) -> None:
     if request.continues is not None:
         await spawn(asker, _spawn(request, None, {}), SessionAsked(limits))
         return
-    agent = request.agent or runtime.config.section(SECTION, SessionsConfig).default_agent
+    in_force = runtime.in_force
+    agent = request.agent or in_force.config.section(SECTION, SessionsConfig).default_agent
     if agent is None:
         key = runtime.machine.policy.where_set("sessions.default_agent")
         raise bad_request(
-            f"no agent was named, and {key} is not set; choose one: {', '.join(runtime.agents)}"
+            f"no agent was named, and {key} is not set; choose one: {', '.join(in_force.agents)}"
         )
-    if agent not in runtime.agents:
+    if agent not in in_force.agents:
         raise bad_request(
-            f"there is no agent {agent[:64]!r}; choose from: {', '.join(runtime.agents)}"
+            f"there is no agent {agent[:64]!r}; choose from: {', '.join(in_force.agents)}"
         )
     await spawn(asker, _spawn(request, agent, given), SessionAsked(limits))
 
@@ -89,7 +90,7 @@ def _spawn(request: StartSession, agent: str | None, placeholders: dict[str, str
 def session_rights(asker: Asker, _request: SessionRights) -> None:
     runtime = asker.runtime
     rules = runtime.machine.policy.sessions
-    config = runtime.config.section(SECTION, SessionsConfig)
+    config = runtime.in_force.config.section(SECTION, SessionsConfig)
     refused = runtime.machine.why_sessions_refused(asker.peer)
     if refused is None and not rules.enabled:
         refused = (

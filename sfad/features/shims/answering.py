@@ -18,10 +18,10 @@ class Answering:
         self._leading = leading
 
     def instead_of_run(self, request_id: int, around: Surroundings) -> Reply | None:
-        """Return what a shim in a run is to do itself; `None` if it is to be a child run. Raise
-        `Invalid`, `OSError`."""
+        """Return what a shim in a run is to do itself; `None` if it is to be a child run, or none
+        asks. Raise `Invalid`, `OSError`."""
         order, caller = around.order, around.caller
-        if caller is None:
+        if not order.shim or caller is None:
             return None
         call = server_call(order.argv)
         if call is not None and call.act != "outside":

@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ...host.probe import is_noexec
-from ...protocol import shim_files
-from ...protocol.paths import SYSTEM_SHIMS, is_systems, shim_dir
+from ...protocol.paths import is_systems
+from . import files
+from .files import SYSTEM_SHIMS, shim_dir
 
 NOEXEC = (
     "its filesystem is mounted noexec, so runs do not find the shims: what they start by a "
@@ -76,8 +77,8 @@ class AutomaticShims:
             for each in (self._path, directory.parent, directory):
                 each.chmod(0o755)
             for program in programs:
-                _write(directory / program, shim_files.text(program, automatic=True), 0o755)
-            _write(directory / shim_files.BASH_ENV, shim_files.FIND_AGAIN, 0o644)
+                _write(directory / program, files.text(program, automatic=True), 0o755)
+            _write(directory / files.BASH_ENV, files.FIND_AGAIN, 0o644)
             if is_noexec(directory):
                 self._trouble(f"{directory}: {NOEXEC}")
         except OSError as error:

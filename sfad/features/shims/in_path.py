@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 from ...daemon.loop.seam import Launch
-from ...protocol import shim_files
 from ...protocol.types import RunId
 from ...runs.live import Live
+from . import files
 from .directories import AutomaticShims, ShimDirectory
 from .feature import SHIMS
 
@@ -37,7 +37,7 @@ class ShimsInPath:
 
 
 def _environment(env: list[bytes], shims: Sequence[bytes]) -> list[bytes]:
-    kept, own = [], b"/" + shim_files.BASH_ENV.encode()
+    kept, own = [], b"/" + files.BASH_ENV.encode()
     for item in env:
         if item.startswith(b"PATH="):
             others = [directory for directory in item[5:].split(b":") if directory not in shims]

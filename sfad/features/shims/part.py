@@ -1,4 +1,4 @@
-"""What a daemon does of this: it puts shims first in the PATH of runs, and answers them."""
+"""The part in a daemon: it puts shims first in the PATH of runs, and answers them."""
 
 from pathlib import Path
 

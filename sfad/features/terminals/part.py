@@ -1,4 +1,4 @@
-"""What a daemon does of this: it gives runs their terminals, types, waits for the last byte, and
+"""The part in a daemon: it gives runs their terminals, types, waits for the last byte, and
 tells of runs that wait for a person."""
 
 import os

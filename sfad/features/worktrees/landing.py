@@ -221,7 +221,8 @@ def _target(work: Work, cwd: str, env: Mapping[str, str], onto: str | None) -> _
         place = At(top, env) if top and common == repository else At("/", env, repository)
         if branch.startswith("-") or not exists(branch, place):
             raise NotLanded(
-                f"there is no branch '{branch}' in {repository}: git branch {quote(branch)}"
+                f"there is no branch '{branch}' in {repository}; "
+                f"to make it: git branch {quote(branch)}"
             )
         if run(["symbolic-ref", "--quiet", f"refs/heads/{branch}"], place, (0, 1))[0] == 0:
             raise NotLanded(f"'{branch}' is another name of a branch: name that with --onto")

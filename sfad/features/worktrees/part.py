@@ -1,4 +1,4 @@
-"""What a daemon does of this: it decides where a run works, and has its first step make that."""
+"""The part in a daemon: it decides where a run works, and has its first step make that."""
 
 from ...daemon.loop.seam import Heart, Part
 from .deciding import Worktrees

@@ -10,5 +10,5 @@
 `records`     what is kept of runs: results, events, model calls
 `daemon`      the daemon itself
 `gateway`     model calls, as what they pass through asks and tells of them
-`subscriptions` the windows of subscriptions
+`windows`     windows of accounts that are paid by the month
 """

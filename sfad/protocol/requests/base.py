@@ -29,7 +29,7 @@ class Request(
     what adds up, what writes, and what may meet another state the second time (`Resume` would thaw
     what was paused again meanwhile)."""
     answered_there: ClassVar[bool] = False
-    """The node answers where the run executes (docs/fleet.md)."""
+    """The node answers where the run executes."""
 
 
 class Hello(Request, tag="hello"):
@@ -47,8 +47,8 @@ class Reply(Struct, kw_only=True, omit_defaults=True, tag_field="type"):
 
     id: int
     unanswered: dict[str, str] = {}
-    """Of a fleet (`OverFleet`): the nodes that have not answered, and why; in a message of several,
-    those that do not answer now."""
+    """If several nodes answer, those that have not, and why; in a message of several, those that do
+    not answer now."""
 
 
 class Welcome(Reply, tag="welcome"):

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from ..types import AlertState, BudgetState, Kind, QuotaState, RunId
 from .base import Reply, Request
-from .subscriptions import SubscriptionInfo
+from .windows import SubscriptionInfo
 
 
 class DaemonInfo(Request, tag="status"):

@@ -42,7 +42,7 @@ class EventPush(Reply, tag="event"):
 
     event: Event
     cursor: str = ""
-    """Of a fleet, as `Events.cursor`."""
+    """As `Events.cursor`."""
 
 
 class CallPush(Reply, tag="call"):

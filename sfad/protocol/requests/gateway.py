@@ -6,7 +6,7 @@ from typing import Literal
 
 from ..types import Modality, Tokens
 from .base import Reply, Request
-from .subscriptions import Provider, SeenWindow
+from .windows import Provider, SeenWindow
 
 
 class AdmitCall(Request, tag="admit_call"):
@@ -51,7 +51,7 @@ class AdmitCall(Request, tag="admit_call"):
     """Where its upstream is, which tells the provider whose price counts."""
     login: str = ""
     """A short hash of the call's credential, which tells its account; empty where it has none, or
-    where its upstream is not believed about subscriptions."""
+    where its upstream is not believed about windows."""
     free: Literal["local", "config"] | None = None
     """Why it costs nothing: the model is local, or the operator says so; `None`: it costs."""
 
@@ -100,7 +100,7 @@ class EndCall(Request, tag="end_call"):
     """As in `AdmitCall`."""
 
 
-class SeeSubscription(Request, tag="see_plan"):
+class SeeWindows(Request, tag="see_plan"):
     """Tell what a reply says of the windows of an account. Answered by `Done`."""
 
     run: str

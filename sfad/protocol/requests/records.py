@@ -47,12 +47,12 @@ class Events(Request, tag="events"):
     before: int | None = None
     """Without `after`: only events with lower numbers."""
     cursor: str = ""
-    """Of a fleet, in place of `after`: where the last answer has ended."""
+    """Of several nodes, in place of `after`: where the last answer has ended."""
     rows: int = 50
     runs: list[str] = []
     """Only events of these runs and their descendants."""
     types: list[str] = []
-    """Patterns as of a shell: `alert_*`."""
+    """Patterns as of a shell: `limit_*`."""
     severity: Severity = "low"
     """The least."""
     since: float | None = None
@@ -73,7 +73,7 @@ class EventPage(Reply, tag="events"):
     """Of a request without `after`: `before` for the page of older events; `None`: there are
     none."""
     cursor: str = ""
-    """Of a fleet, as `Events.cursor`."""
+    """As `Events.cursor`."""
 
 
 class ListCalls(Request, tag="calls"):

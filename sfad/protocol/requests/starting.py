@@ -186,12 +186,12 @@ class Spawn(Request, tag="spawn", frozen=True):  # type: ignore[misc]  # others 
     """A command for `sh -c`, executed in the new worktree of the run before its own. `None`: that
     of its registered agent; empty: none."""
     placing: Placing | None = None
-    """Execute it on a node of the fleet that has room for it."""
+    """Execute it on a node that has room for it."""
     ship: Ship | None = None
     """With `placing`: have it work in a copy of a directory, whose files `put_files` has
     brought."""
     grant: Grant | None = None
-    """Another node has started it. Only the fleet's actor may bring one."""
+    """Another node has started it. Only the daemon's own process may bring one."""
     env_set: bool = False
     """The command line has set some of the variables, which `Recall` cannot tell."""
     resume: bool = False
@@ -206,6 +206,9 @@ class Spawn(Request, tag="spawn", frozen=True):  # type: ignore[misc]  # others 
     below: RunId | None = None
     """Start it below this run, which is an agent within the calling program."""
 
+
+OF_CLIENT = ("shim", "automatic")
+"""Fields of `Spawn` that say what the client is. A run that is started again has them not."""
 
 OF_FEATURES = ("on_end", "isolation", "worktree", "terminal", "ship", "check", "setup", "admit")
 """Fields of `Spawn` that a feature carries out. A daemon without it refuses them."""

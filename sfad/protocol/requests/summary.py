@@ -31,7 +31,7 @@ class Group(Struct, frozen=True, kw_only=True):
     unchecked: int = 0
     """Completed without a check."""
     plans: list[WindowShare] = []
-    """The sums of its runs' shares of subscriptions' windows."""
+    """The sums of its runs' shares of windows."""
 
 
 class Breach(Struct, frozen=True, kw_only=True):
@@ -131,7 +131,7 @@ class Summarise(Request, tag="summary"):
     groups_only: bool = False
     """Leave all but the groups empty: each other figure reads all rows again."""
     here: bool = False
-    """Without the runs that another node of the fleet has taken: that one tells of them."""
+    """Without the runs that another node has taken: that one tells of them."""
     missing: list[str] = []
     """With `here`: nodes that do not answer, so that this one tells of what they have taken."""
     run_type: str | list[str] | None = None

@@ -296,7 +296,7 @@ class Ledger:
         self._put(charge_op(scope, name, period_start, usd))
 
     def record_plan(self, provider: str, account: str, heard_at: float, known: str) -> None:
-        """Queue what is known of a subscription. It waits in memory until the disk takes it."""
+        """Queue what is known of windows. It waits in memory until the disk takes it."""
         self._put(plan_op(provider, account, heard_at, known))
 
     def skip_events(self, number: int) -> None:

@@ -269,7 +269,7 @@ class Reader:
         return 0.0 if row is None else row[0] or 0.0
 
     def plans(self) -> list[str]:
-        """Return what is known of each subscription, as JSON."""
+        """Return what is known of each account's windows, as JSON."""
         return [row[0] for row in self._connection.execute("SELECT CAST(known AS TEXT) FROM plans")]
 
     def find(self, prefix: str, scope: Scope, limit: int) -> list[RunId]:

@@ -147,7 +147,7 @@ class Records:
         return self._reader.charged(scope, name, period_start.timestamp())
 
     def plans(self) -> list[str]:
-        """Return what is known of each subscription, as JSON, without what is queued."""
+        """Return what is known of each account's windows, as JSON, without what is queued."""
         return self._reader.plans()
 
     def calls(

@@ -123,7 +123,7 @@ class Pruner:
                 self._do(_delete_events(batch)) for batch in _old_events(connection, cutoff)
             )
         self._do(_delete_charges(cutoff - 2 * _LONGEST_PERIOD))
-        self._do(_delete_subscriptions(cutoff))
+        self._do(_delete_windows(cutoff))
         return Deleted(runs, events)
 
     @contextmanager
@@ -364,7 +364,7 @@ def _delete_charges(cutoff: datetime) -> Callable[[sqlite3.Connection], int]:
     return lambda connection: connection.execute(sql, (cutoff.timestamp(),)).rowcount
 
 
-def _delete_subscriptions(cutoff: datetime) -> Callable[[sqlite3.Connection], int]:
+def _delete_windows(cutoff: datetime) -> Callable[[sqlite3.Connection], int]:
     sql = "DELETE FROM plans WHERE heard_at < ?"
     return lambda connection: connection.execute(sql, (cutoff.timestamp(),)).rowcount
 

@@ -251,7 +251,7 @@ class Summariser:
         )[:GROUPS]
 
     def _shares(self) -> dict[str | None, Shares]:
-        """Return the sums of shares of subscriptions' windows, by group, provider, account and
+        """Return the sums of shares of windows, by group, provider, account and
         window. Few runs have any."""
         found: dict[str | None, Shares] = {}
         model = self._by == "model"
@@ -380,8 +380,8 @@ class Summariser:
 
 def _elsewhere(info: RunInfo, missing: Collection[str]) -> bool:
     """Return whether another node tells of a run that it has taken."""
-    place = info.fleet
-    return place is not None and place.run != "" and place.node not in missing
+    there = info.executes_on
+    return there is not None and there[1] != "" and there[0] not in missing
 
 
 _GATED_USAGE = '{"gateway"'

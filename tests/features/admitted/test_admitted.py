@@ -198,7 +198,7 @@ def test_the_handle_narrows_and_cannot_raise(gated: Daemon, provider: Provider) 
             pass
         cost = {each.kind: each for each in agent.info().limits}[LimitKind.COST]
         assert (cost.threshold, cost.action) == (0.5, "terminate")
-        assert cost.source.startswith("spawn() cost by user")
+        assert cost.source.startswith("admit() cost by user")
         with agent.limit(cost=0.05):
             pass
         again = {each.kind: each for each in agent.info().limits}[LimitKind.COST]

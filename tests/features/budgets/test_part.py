@@ -43,7 +43,7 @@ def test_while_it_is_not_known_who_keeps_the_budgets_nothing_is_spent(tmp_path: 
             '[fleet]\naddress = "127.0.0.1:1"\nnode = "n2"\nkeeper = "n1"\n',
             "node n2 does not keep the budgets of this fleet; for it the keeper is n1",
         ),
-        ("", "this daemon is in no fleet"),
+        ("", "this daemon shares nothing with other machines"),
     ],
     ids=["another keeps them", "no fleet"],
 )

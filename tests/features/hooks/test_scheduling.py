@@ -16,8 +16,8 @@ from sfad.features.hooks.event_hooks import WAITING, EventHooks
 from sfad.features.hooks.feature import Hook
 from sfad.features.hooks.reports import HookReports
 from sfad.features.hooks.saved import OnEnd
+from sfad.host.counts import Counts
 from sfad.host.log import Log
-from sfad.host.metrics import Counts
 from sfad.host.tasks import Background
 from sfad.processes.contained_commands import CommandResult, ContainedCommand, ContainedCommands
 from sfad.protocol.types import Event, RunId, Severity, Status

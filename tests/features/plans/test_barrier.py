@@ -33,8 +33,8 @@ from sfad.features.plans.windows import (
     clock,
     spread,
 )
-from sfad.protocol.requests.gateway import CallDecision, SeeSubscription
-from sfad.protocol.requests.subscriptions import SeenWindow
+from sfad.protocol.requests.gateway import CallDecision, SeeWindows
+from sfad.protocol.requests.windows import SeenWindow
 from sfad.protocol.types import LimitKind, RunId, Status
 from tests.core.holding import moment
 from tests.core.policies import changed
@@ -98,7 +98,7 @@ class Plan(Transcript):
         uid: int | None = ANN.uid,
         **more: Any,
     ) -> e.WindowsSeen:
-        told = SeeSubscription(
+        told = SeeWindows(
             id=0,
             run=run,
             provider="anthropic",

@@ -9,7 +9,8 @@ import pytest
 
 from sfad.features.shims import directories
 from sfad.features.shims.directories import ShimDirectory
-from sfad.protocol.paths import SYSTEM_STATE, shim_dir
+from sfad.features.shims.files import shim_dir
+from sfad.protocol.paths import SYSTEM_STATE
 
 
 def test_only_executables_count_and_only_when_it_looks(tmp_path: Path) -> None:

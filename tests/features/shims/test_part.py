@@ -77,8 +77,8 @@ async def test_installed_shims_come_before_automatic_ones(tmp_path: Path) -> Non
 async def test_the_shims_of_another_run_are_not_inherited(tmp_path: Path) -> None:
     async with shell(tmp_path, FakeLauncher) as runtime:
         await launched(runtime)
-        assert isinstance(runtime.launcher, FakeLauncher)
-        (spec,) = (call[3] for call in runtime.launcher.calls if call[0] == "launch")
+        assert isinstance(runtime.resources.launcher, FakeLauncher)
+        (spec,) = (call[3] for call in runtime.resources.launcher.calls if call[0] == "launch")
         assert isinstance(spec, LaunchSpec)
         assert ENV[1] in spec.env
         assert not [item for item in spec.env if item.startswith(b"SFA_SHIMS=")]

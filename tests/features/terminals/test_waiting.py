@@ -177,6 +177,20 @@ def test_a_limit_of_waiting(start: Start) -> None:
     daemon.sfactl("stop", "--all")
 
 
+def test_what_the_config_says_of_it(start: Start) -> None:
+    """Of each run that sets no limit of waiting, and of a limit without an action."""
+    daemon = start(config='[defaults]\nwaiting = "1s"\n[limits]\nwaiting = "pause"\n')
+    run = spawned(daemon, "--", "sh", "-c", ASKS)
+    own = spawned(daemon, "--limit", "waiting=40m", "--", "sh", "-c", ASKS)
+    wait_until(lambda: info(daemon, run)["status"] == "paused", "it is paused")
+    assert "its waiting limit is 1s, set by defaults.waiting" in daemon.sfactl("why", run).stdout
+    (found,) = [each for each in info(daemon, own)["limits"] if each["kind"] == "waiting"]
+    assert (found["threshold"], found["action"]) == (2400.0, "pause")
+    assert daemon.sfactl("send", run, "--keys", "y<Enter>").returncode == 0
+    shown(daemon, run, "got y")
+    daemon.sfactl("stop", "--all")
+
+
 @variant
 def test_silence_names_it(start: Start) -> None:
     daemon = start()

@@ -37,7 +37,8 @@ from .steering import own_scope
 @answers(DaemonInfo)
 def status(asker: Asker, _request: DaemonInfo) -> None:
     runtime, machine = asker.runtime, asker.runtime.machine
-    backup = runtime.ledger.file.backup
+    resources, launcher = runtime.resources, runtime.resources.launcher
+    backup = resources.ledger.file.backup
     scope = asker.scope
     mine = runtime.catalogue.live_runs(scope).values()
     everything = scope == EVERYTHING
@@ -48,10 +49,10 @@ def status(asker: Asker, _request: DaemonInfo) -> None:
             version=__version__,
             pid=os.getpid(),
             uptime_s=round(trio.current_time() - runtime.began, 3),
-            socket=runtime.socket,
-            state_dir=str(runtime.state_dir),
-            containment=runtime.launcher.containment,
-            containment_detail=runtime.launcher.detail,
+            socket=resources.socket,
+            state_dir=str(resources.state_dir),
+            containment=launcher.containment,
+            containment_detail=launcher.detail,
             draining=machine.draining,
             live=len(mine),
             queued=sum(live.run.status is Status.QUEUED for live in mine),
@@ -59,18 +60,16 @@ def status(asker: Asker, _request: DaemonInfo) -> None:
             refused=machine.refused if everything else None,
             connections=len(asker.services.connections) if everything else None,
             memory_bytes=psutil.Process().memory_info().rss,
-            ledger_bytes=runtime.ledger.records.size_bytes,
+            ledger_bytes=resources.ledger.records.size_bytes,
             ledger_trouble=runtime.storage.unwritable,
             backup_bytes=backup.size_bytes if backup is not None else None,
             backup_at=backup.at if backup is not None else None,
             adopted=runtime.succession.adopted,
-            enforcement={
-                kind: runtime.launcher.enforced_by(kind) for kind in ("memory", "pids", "cpu")
-            },
+            enforcement={kind: launcher.enforced_by(kind) for kind in ("memory", "pids", "cpu")},
             linger_command=systemd.linger_command(),
-            rejected_config=runtime.rejected_config if trusted else None,
-            config_files=[str(path) for path in runtime.config_files] if trusted else None,
-            log=runtime.log.place if trusted else None,
+            rejected_config=runtime.in_force.rejected if trusted else None,
+            config_files=[str(path) for path in runtime.in_force.files] if trusted else None,
+            log=resources.log.place if trusted else None,
             quotas=_quotas(asker) if scope.run is None else [],
             **runtime.parts.status(asker.peer, scope),
         )
@@ -113,7 +112,7 @@ def _quotas(asker: Asker) -> list[QuotaState]:
 
 @answers(Config)
 def config(asker: Asker, _request: Config) -> None:
-    asker.reply(ConfigReply(id=asker.id, settings=asker.runtime.settings))
+    asker.reply(ConfigReply(id=asker.id, settings=asker.runtime.in_force.settings))
 
 
 # ---- `reload`: read the config again
@@ -140,7 +139,9 @@ def reload(asker: Asker, _request: Reload) -> None:
 @answers(Agents)
 def agents(asker: Asker, _request: Agents) -> None:
     asker.reply(
-        AgentList(id=asker.id, agents=[entry.info for entry in asker.runtime.agents.values()])
+        AgentList(
+            id=asker.id, agents=[entry.info for entry in asker.runtime.in_force.agents.values()]
+        )
     )
 
 
@@ -154,7 +155,7 @@ def prune(asker: Asker, request: Prune) -> None:
     runtime, uid, failing = asker.runtime, own_scope(asker).uid, "not everything was removed: "
     groups = asker.connection.groups.all
     asker.later(
-        lambda: runtime.maintenance.prune(request, uid, runtime.forget_pruned, groups),
+        lambda: runtime.upkeep.maintenance.prune(request, uid, runtime.forget_pruned, groups),
         lambda found: found,
         failing=failing,
     )

@@ -151,7 +151,7 @@ class _Watching(Struct, eq=False):
 
         def forget() -> None:
             unfollow()
-            self.asker.runtime.timers.disarm(self._timer)
+            self.asker.runtime.resources.timers.disarm(self._timer)
             bounds.watches.add(connection.groups, -1)
             bounds.run_feeds.add(connection.groups, -1)
 
@@ -215,14 +215,14 @@ class _Watching(Struct, eq=False):
         if self.unread_since is None:
             self.unread_since = now
         if now - self.unread_since < STALLED:
-            runtime.timers.arm(self._timer, now + INTERVAL, lambda: self.changed([]))
+            runtime.resources.timers.arm(self._timer, now + INTERVAL, lambda: self.changed([]))
             return
         connection.waits.pop(self.asker.id).forget()
         message = (
             f"it left {connection.unsent_size} bytes unread for {STALLED:g} s, "
             "so it is not told of runs any more; ask again"
         )
-        runtime.log.warning(
+        runtime.resources.log.warning(
             f"a slow client: {message}", connection=connection.number, user=connection.peer.user
         )
         connection.send(Error(id=self.asker.id, code=ErrorCode.UNAVAILABLE, message=message))
@@ -260,8 +260,10 @@ def events(asker: Asker, request: Events) -> None:
     is_wanted = asker.defer()
 
     async def read() -> EventPage:
-        await runtime.ledger.flush()
-        page = partial(read_event_page, runtime.ledger.file.directory, wanted, request, rows)
+        await runtime.resources.ledger.flush()
+        page = partial(
+            read_event_page, runtime.resources.ledger.file.directory, wanted, request, rows
+        )
         return await runtime.background.walk(page, asker.connection.groups.all)
 
     def done(page: EventPage) -> None:
@@ -364,7 +366,7 @@ def wait(asker: Asker, request: Wait) -> None:
         if connection.waits.pop(asker.id, None) is None:
             return  # the connection was closed while waiters were told
         forget()
-        runtime.timers.disarm(timer)
+        runtime.resources.timers.disarm(timer)
         if info is not None and not runtime.catalogue.knows(info.id, asker.scope):
             # a reload has taken the peer's rights away
             asker.fail(ErrorCode.NO_SUCH_RUN, unknown_run(info.id))
@@ -377,4 +379,4 @@ def wait(asker: Asker, request: Wait) -> None:
     until = trio.current_time() + max(0.0, request.timeout) if request.timeout is not None else None
     connection.waits[asker.id] = Pending(request, lambda: answer(None), until)
     if until is not None:
-        runtime.timers.arm(timer, until, lambda: answer(runtime.catalogue.info(run)))
+        runtime.resources.timers.arm(timer, until, lambda: answer(runtime.catalogue.info(run)))

@@ -78,7 +78,9 @@ def _look_at_page(
 ) -> tuple[list[Raw], RunId | None, int]:
     catalogue = runtime.catalogue
     footprints = (
-        runtime.launcher.footprints(catalogue.live_runs(page.scope)) if page.query.live else {}
+        runtime.resources.launcher.footprints(catalogue.live_runs(page.scope))
+        if page.query.live
+        else {}
     )
     found = catalogue.select(page, footprints, limits=limits)
     # a session does not count itself among those that it may look after
@@ -106,7 +108,9 @@ def _look_at_run(runtime: Runtime, run: RunId) -> RunInfo:
         info = catalogue.info(run)
         assert info is not None
     else:
-        footprint = runtime.launcher.footprints([run]).get(run) if live.run.attempt else None
+        footprint = (
+            runtime.resources.launcher.footprints([run]).get(run) if live.run.attempt else None
+        )
         info, place = catalogue.shown(live, footprint), runtime.machine.slots.place_of(run)
         if place is not None:
             free_by = _free_by(runtime.machine, live.run, place)
@@ -162,7 +166,7 @@ def calls(asker: Asker, request: ListCalls, run: RunInfo) -> None:
 def result(asker: Asker, request: Result, run: RunInfo) -> None:
     if not run.status.terminal:
         raise wrong_state(f"run {run.id} is {run.status}; wait for its end, or read its logs")
-    work = partial(result_of, asker.runtime.output, run, request)
+    work = partial(result_of, asker.runtime.resources.output, run, request)
     asker.later(
         lambda: asker.runtime.background.walk(work, asker.connection.groups.all),
         lambda found: found,
@@ -177,8 +181,8 @@ def result(asker: Asker, request: Result, run: RunInfo) -> None:
 def transcript(asker: Asker, request: Transcript, run: RunInfo) -> None:
     if not 0 < request.tail <= MAX_LINES:
         raise bad_request(f"tail = {request.tail} is outside 1 to {MAX_LINES}")
-    directory = asker.runtime.ledger.file.directory
-    work = partial(transcript_of, directory, asker.runtime.output, run, request)
+    directory = asker.runtime.resources.ledger.file.directory
+    work = partial(transcript_of, directory, asker.runtime.resources.output, run, request)
     asker.later(
         lambda: asker.runtime.background.walk(work, asker.connection.groups.all),
         lambda found: found,
@@ -196,7 +200,7 @@ def logs(asker: Asker, request: Logs, run: RunInfo) -> None:
         raise unavailable(refusal)
     live = run.id in runtime.catalogue.live
     try:
-        descriptors = runtime.output.open_all(run, create=live)
+        descriptors = runtime.resources.output.open_all(run, create=live)
     except NOT_KEPT as error:
         raise no_output(run, error) from None
     caller = asker.peer.run
@@ -204,7 +208,7 @@ def logs(asker: Asker, request: Logs, run: RunInfo) -> None:
         request.form, runtime.catalogue.live.get(caller) if caller is not None else None
     )
     kept = runtime.catalogue.kept(run.id)
-    out, err = told(runtime.output, run, descriptors[:2]) if request.times else ([], [])
+    out, err = told(runtime.resources.output, run, descriptors[:2]) if request.times else ([], [])
     reply = LogFiles(
         id=asker.id,
         run=run.id,
@@ -237,7 +241,7 @@ def read_output(asker: Asker, request: ReadOutput, run: RunInfo) -> None:
     runtime = asker.runtime
     ended = run.id not in runtime.catalogue.live
     try:
-        descriptors = runtime.output.open_for_reader(run.id, create=not ended)
+        descriptors = runtime.resources.output.open_for_reader(run.id, create=not ended)
     except NOT_KEPT as error:
         raise no_output(run, error) from None
     try:
@@ -269,7 +273,7 @@ def text(asker: Asker, request: Text, run: RunInfo) -> None:
     cursor = _cursor(request.cursor)
     ended = run.status.terminal
     try:
-        with asker.runtime.output.stdout(run.id) as descriptor:
+        with asker.runtime.resources.output.stdout(run.id) as descriptor:
             size = os.fstat(descriptor).st_size
             shown = TextReader(program, cursor, partial(holes.read, descriptor), size).step(
                 ended=ended
@@ -287,7 +291,7 @@ def text(asker: Asker, request: Text, run: RunInfo) -> None:
         ended=ended,
     )
     if request.final and ended and not shown.more:
-        work = partial(final_text, asker.runtime.output, run, program)
+        work = partial(final_text, asker.runtime.resources.output, run, program)
         asker.later(
             lambda: asker.runtime.background.walk(work, asker.connection.groups.all),
             lambda found: replace(part, text=found),
@@ -319,7 +323,9 @@ def summary(asker: Asker, request: Summarise) -> None:
         )
     page = page_of(request, asker.scope)
     unwritten = asker.runtime.catalogue.unwritten(page)
-    work = partial(summarise, asker.runtime.ledger.file.directory, page, request, unwritten)
+    work = partial(
+        summarise, asker.runtime.resources.ledger.file.directory, page, request, unwritten
+    )
     asker.later(
         lambda: asker.runtime.background.walk(work, asker.connection.groups.all),
         lambda found: Summarised(id=asker.id, summary=found),

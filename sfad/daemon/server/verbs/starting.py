@@ -46,7 +46,7 @@ async def spawn(asker: Asker, request: Spawn, session: SessionAsked | None = Non
             around.prints_in = _prints_in(asker, around.caller, request, descriptors)
             around.printed_as_text = shows_text(request.copies, around.caller)
         try:
-            if around.order.shim and (reply := runtime.parts.instead_of_run(asker.id, around)):
+            if (reply := runtime.parts.instead_of_run(asker.id, around)) is not None:
                 asker.reply(reply)
                 return
             prepared = await runtime.starting.prepare(around)
@@ -101,7 +101,7 @@ def _prints_in(asker: Asker, caller: Live, request: Spawn, descriptors: list[int
         path = os.readlink(stdout)
     except OSError:  # the client has ended, or does not let its user look
         return None
-    live, output = asker.runtime.catalogue.live, asker.runtime.output
+    live, output = asker.runtime.catalogue.live, asker.runtime.resources.output
     above = [live[run] for run in caller.lineage_ids if run in live]
     for each in above:
         holds = each.program is not None or each.run.asked.prints_in is not None
@@ -150,7 +150,7 @@ def _around(asker: Asker, request: Spawn, session: SessionAsked | None) -> Surro
     return runtime.starting.around(
         _with_awaited(asker, request) if request.after else request,
         peer,
-        submitter(asker.connection, runtime.launcher.containment),
+        submitter(asker.connection, runtime.resources.launcher.containment),
         asker.connection.sender,
         connection=asker.connection.number,
         session=session,
@@ -216,7 +216,7 @@ def _with_awaited(asker: Asker, request: Spawn) -> Spawn:
             asker.check_permitted("wait")
             if not asker.runtime.parts.keeper().enabled:
                 raise bad_request(
-                    f"{after.run!r} names a run of another node, and this daemon is in no fleet"
+                    f"{after.run!r} names a run of another node, and this daemon knows no other"
                 )
             found.append(after)  # what has runs executed elsewhere looks whether it is there
             continue

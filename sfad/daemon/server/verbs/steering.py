@@ -186,7 +186,7 @@ def signal(asker: Asker, request: Signal, run: RunInfo) -> None:
     check_signal(request.signal, MAIN_SIGNALS)
     if request.signal == os_signal.SIGCONT and run.status is Status.PAUSED:
         raise wrong_state(f"run {run.id} is paused; 'sfactl resume {run.id}' thaws it")
-    if not asker.runtime.launcher.signal_main(run.id, request.signal):
+    if not asker.runtime.resources.launcher.signal_main(run.id, request.signal):
         raise wrong_state(f"run {run.id} is {run.status}; it has no main process to signal")
     asker.reply(Done(id=asker.id))
 

@@ -8,8 +8,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from ....protocol import messages as m
-from ....protocol.requests.subscriptions import SubscriptionInfo
 from ....protocol.requests.summary import Group, Summary
+from ....protocol.requests.windows import SubscriptionInfo
 from ....protocol.types import Event, RunInfo, Status, WindowShare
 from .names import Names
 

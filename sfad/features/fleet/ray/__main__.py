@@ -1,7 +1,7 @@
 """Makes this node's actor, and ends. The daemon starts it where no actor is connected.
 
-A driver of Ray takes 80 MiB and 28 threads, and is ended by Ray when the head of the cluster dies;
-the actor is neither."""
+A driver of Ray takes 80 MiB and 28 threads, and Ray ends it when the head of the cluster dies. So
+this driver ends as soon as there is an actor, which lives on without it."""
 
 import logging
 import os
@@ -17,7 +17,7 @@ from .command import environment
 PATIENCE = 5.0
 """Seconds that an actor which is there has to connect to its daemon."""
 MAKING = 60.0
-"""Seconds for which Ray may be at making it again."""
+"""Seconds that Ray may take to make it again."""
 
 
 def main() -> int:
@@ -73,7 +73,7 @@ def make(given: Namespace) -> int:
             (each["Labels"].get(LABEL) for each in ray.nodes() if each["NodeID"] == own), None
         )
         if label is not None:
-            # on this machine there is another node's raylet, and not this one's
+            # the raylet of this machine belongs to another node
             print(
                 f"{NO_RAYLET} {LABEL}={given.node} is alive (the one that answers "
                 f"here is of node {label}); start it: ray start … --labels {LABEL}={given.node}"

@@ -18,6 +18,7 @@ import resource
 import signal
 import socket
 import sys
+from contextlib import aclosing
 from pathlib import Path
 
 import trio
@@ -32,9 +33,10 @@ from .call_journal import Journal
 from .call_tally import BodyMemory
 from .daemon_link import ALONE_MAX, DaemonLink
 from .egress import Egress
-from .exchange import Shared, SilenceWatch, new_client
+from .exchange import Shared, SilenceWatch
 from .local_models import LocalModels
 from .proxy import MAX_CONNECTIONS, SPARE_DESCRIPTORS, Proxy
+from .upstream_connections import UpstreamConnections, new_client
 from .upstreams import Trust
 
 LISTENER = 3
@@ -64,7 +66,12 @@ async def _serve(daemon: str, journal: Journal, user: int | None) -> None:
     link = DaemonLink(daemon, LISTENER, journal)
     trust = Trust(_complain)
     reader = BodyReader(user)
-    async with new_client(trust) as client, new_client(trust, proxies=False) as passing:
+    async with (
+        new_client(trust.context) as client,
+        new_client(trust.context, proxies=False) as direct,
+        aclosing(UpstreamConnections(trust.context)) as connections,
+        aclosing(UpstreamConnections(trust.context, proxies=False)) as passing,
+    ):
         # each connection may have one to an upstream
         most = min(
             MAX_CONNECTIONS,
@@ -75,11 +82,12 @@ async def _serve(daemon: str, journal: Journal, user: int | None) -> None:
         shared = Shared(
             link,
             client,
+            connections,
             passing,
             lambda: link.upstreams,
             lambda: link.ungated,
             Estimates(),
-            LocalModels(passing),
+            LocalModels(direct),
             memory,
             trust,
             egress,

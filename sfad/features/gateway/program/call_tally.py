@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
-import httpx2
 from msgspec.structs import replace
 
 from ....agents.counters import BYTES_A_TOKEN
@@ -20,6 +19,7 @@ from .apis.usage import Said, clipped
 from .bodies.coding import Coding, UnreadableBodyError
 from .bodies.estimate import Estimates
 from .daemon_link import Daemon
+from .upstream_connections import Reply
 
 # ---- The memory that the bodies of requests and what is kept of replies may take
 
@@ -139,12 +139,12 @@ class RequestRecord(Protocol):
 
     def sending(self) -> None: ...
 
-    def begun(self, response: httpx2.Response) -> None: ...
+    def begun(self, response: Reply) -> None: ...
 
     reads_subscriptions: bool
     """Whether its reply may tell of a subscription."""
 
-    def look_at_subscription(self, response: httpx2.Response, body: bytes) -> None:
+    def look_at_subscription(self, response: Reply, body: bytes) -> None:
         """Tell what the reply says of a subscription. `body`: of a refusal, as far as it was
         read."""
 
@@ -176,13 +176,13 @@ class UnaskedTally:
     def sending(self) -> None:
         self.sent = True
 
-    def begun(self, response: httpx2.Response) -> None:
-        self._status = response.status_code
+    def begun(self, response: Reply) -> None:
+        self._status = response.status
         self._first_byte = time.monotonic() - self._began
 
     reads_subscriptions = False
 
-    def look_at_subscription(self, response: httpx2.Response, body: bytes) -> None:
+    def look_at_subscription(self, response: Reply, body: bytes) -> None:
         pass
 
     def piece(self, data: bytes) -> None:
@@ -218,7 +218,7 @@ class CallTally:
         call: ModelCall,
         host: str,
         space: BodySpace,
-        subscription: Callable[[httpx2.Response, bytes], None] | None = None,
+        subscription: Callable[[Reply, bytes], None] | None = None,
     ) -> None:
         """`host`: where it goes. `space`: for
         what is kept of the reply. `subscription`: takes a reply that may tell of a subscription."""
@@ -254,9 +254,9 @@ class CallTally:
         self.sent = True
         self._note()
 
-    def begun(self, response: httpx2.Response) -> None:
-        self._status = response.status_code
-        self._failed = response.status_code >= 400
+    def begun(self, response: Reply) -> None:
+        self._status = response.status
+        self._failed = response.status >= 400
         self._first_byte = time.monotonic() - self._began
         if self._told_silent:
             self._tell_silence(None)
@@ -269,10 +269,10 @@ class CallTally:
             self._coding = Coding(response.headers.get("content-encoding", ""))
         except UnreadableBodyError as error:
             self._stop_reading(error)
-        if not 200 <= response.status_code < 300 or self._unreadable:  # else the note is right
+        if not 200 <= response.status < 300 or self._unreadable:  # else the note is right
             self._note()
 
-    def look_at_subscription(self, response: httpx2.Response, body: bytes) -> None:
+    def look_at_subscription(self, response: Reply, body: bytes) -> None:
         if self._subscription is not None:
             self._subscription(response, body)
 

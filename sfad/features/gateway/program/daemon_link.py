@@ -1,13 +1,13 @@
 """What the gateway asks of the daemon about each call, and what it tells after it."""
 
-import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from functools import partial
 from typing import Protocol, TypeVar
 
 import trio
 from msgspec import Struct, field
 
+from ....host import streams
 from ....host.linux.callers import Caller
 from ....protocol import messages as m
 from ....protocol.conversation import Conversation, hello, rights
@@ -16,9 +16,9 @@ from ....protocol.requests.gateway import (
     AdmitCall,
     CallDecision,
     EndCall,
-    SeeSubscription,
+    SeeWindows,
 )
-from ....protocol.texts.egress import Destination, destination
+from ....protocol.texts.destinations import Destination, destination
 from ....protocol.types import Tokens
 from ..messages import (
     CallerFound,
@@ -81,7 +81,7 @@ class Daemon(Protocol):
     def silent(self, call: SilentCall) -> None:
         """Tell that a call gets no answer, or gets one after that was told."""
 
-    def subscription_seen(self, seen: SeeSubscription) -> None:
+    def subscription_seen(self, seen: SeeWindows) -> None:
         """Tell what a reply says of a subscription's windows."""
 
     def unasked(self, request: UnaskedRequest) -> None:
@@ -140,7 +140,7 @@ class DaemonLink:
         """Whose withdrawal is not answered yet, by the number of the request."""
         self._reservations: set[str] = set()
         """Of calls whose end the daemon has not answered yet."""
-        self._subscriptions: dict[tuple[str, str, str | None], SeeSubscription] = {}
+        self._subscriptions: dict[tuple[str, str, str | None], SeeWindows] = {}
         """What was last seen of each subscription. A daemon that was killed may have heard of it,
         and not have saved it."""
         self._last = 0
@@ -206,7 +206,7 @@ class DaemonLink:
     def silent(self, call: SilentCall) -> None:
         self._send(_Open(self._numbered(call)))
 
-    def subscription_seen(self, seen: SeeSubscription) -> None:
+    def subscription_seen(self, seen: SeeWindows) -> None:
         key = seen.provider, seen.login, seen.organization
         self._subscriptions.pop(key, None)
         self._subscriptions[key] = self._numbered(seen)
@@ -270,8 +270,7 @@ class DaemonLink:
         `_send_rest`. Without a switch of tasks: three messages are sent for each call."""
         sent = 0
         if not self._unsent and self._stream is not None:
-            with suppress(OSError):  # it takes nothing now, or has gone: that is found out
-                sent = os.write(self._stream.socket.fileno(), frame)
+            sent = streams.write(self._stream.socket, frame)
         if sent < len(frame):
             self._unsent += frame[sent:]
             self._waiting.unpark_all()
@@ -289,7 +288,7 @@ class DaemonLink:
         told |= {
             number: open_
             for number, open_ in self._open.items()
-            if isinstance(open_.request, SeeSubscription)
+            if isinstance(open_.request, SeeWindows)
         }
         self._open = {
             **dict(sorted(told.items())),
@@ -304,11 +303,12 @@ class DaemonLink:
                 del self._open[open_.request.id]
             else:
                 self._write(m.pack_message(open_.request))
+        receive = partial(streams.read, stream.socket, _PIECE)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._send_rest, stream, nursery.cancel_scope)
             try:
                 while True:
-                    for reply in await conversation.arrived(stream.receive_some):
+                    for reply in await conversation.arrived(receive):
                         self._take(reply)
             except (OSError, trio.BrokenResourceError, ProtocolError):
                 pass

@@ -19,7 +19,7 @@ import h11
 import trio
 
 from ....host.http_connection import MAX_HEAD, HttpConnection
-from ....protocol.texts.egress import MAX_PORT, host_of
+from ....protocol.texts.destinations import MAX_PORT, host_of
 from .daemon_link import CallerRun
 from .egress_rules import (
     OWN_ADDRESSES,

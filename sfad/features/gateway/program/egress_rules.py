@@ -13,7 +13,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from ....protocol.texts.egress import PORTS, Destination
+from ....protocol.texts.destinations import PORTS, Destination
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 

@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from functools import lru_cache, partial
+from functools import partial
 from http import HTTPStatus
 from ipaddress import ip_address
 from math import ceil
@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import h11
+import httpcore2
 import httpx2
 import trio
 from msgspec import Struct
@@ -24,7 +25,7 @@ from ....host.http_connection import ClientGoneError, HttpConnection
 from ....host.linux.callers import Caller
 from ....protocol.known import provider_of
 from ....protocol.requests.gateway import AdmitCall
-from ....protocol.requests.subscriptions import Provider
+from ....protocol.requests.windows import Provider
 from ....protocol.types import SILENT_AFTER
 from .apis import Api, ModelCall, most_output
 from .bodies.coding import Coding, UnreadableBodyError
@@ -46,6 +47,15 @@ from .egress import Egress, NoWayError, is_outward, target_of
 from .egress_rules import EgressRefusedError, plain
 from .local_models import LocalModels
 from .subscription_reading import MOST_READ, login_of, place_of, seen_subscription
+from .upstream_connections import (
+    FAILURES,
+    NOT_SENT,
+    Address,
+    OpenReply,
+    Reply,
+    UpstreamConnections,
+    address_of,
+)
 from .upstreams import (
     RawHeaders,
     Route,
@@ -119,10 +129,6 @@ MAX_PATH = 200
 MAX_URL = 500
 """Characters of an upstream's URL that the daemon is told; those that tell its provider are short.
 """
-CONNECT_TIMEOUT = 60.0
-"""Seconds until an upstream has taken a connection, TLS included."""
-CLOSE_TIMEOUT = 5.0
-"""Seconds to say goodbye to an upstream."""
 REJECTED_AGAIN = 1.0
 """Seconds. A call that was refused, and is admitted again sooner, was not held: what refuses it
 next is passed on."""
@@ -198,9 +204,11 @@ class Shared(Struct, frozen=True):
 
     daemon: Daemon
     client: httpx2.AsyncClient
-    """Makes the requests to upstreams."""
-    passing: httpx2.AsyncClient
-    """Makes those to the gateway that has the operator's keys, through no proxy."""
+    """Asks upstreams how they are."""
+    connections: UpstreamConnections
+    """Take the requests to upstreams."""
+    passing: UpstreamConnections
+    """Take those to the gateway that has the operator's keys, through no proxy."""
     upstreams: Callable[[], Mapping[str, Upstream]]
     ungated: Callable[[], bool]
     estimates: Estimates
@@ -210,30 +218,6 @@ class Shared(Struct, frozen=True):
     egress: Egress
     reader: BodyReader
     silence: SilenceWatch
-
-
-def new_client(trust: Trust, *, proxies: bool = True) -> httpx2.AsyncClient:
-    """Return what makes the requests of all calls, through the proxies of the environment if that
-    is wanted. It has no timeouts but for connecting: how long a model may think is the provider's
-    and the agent's business.
-
-    HTTP/1.1 only: over HTTP/2, httpcore2 does not reset the stream of a call whose caller hangs up
-    (https://github.com/encode/httpcore/issues/943). The provider would go on, bill it, and use up
-    the window of the connection that other calls share."""
-    # load balancers often have 60
-    limits = httpx2.Limits(
-        max_connections=None, max_keepalive_connections=100, keepalive_expiry=50.0
-    )
-    timeout = httpx2.Timeout(None, connect=CONNECT_TIMEOUT)
-    return httpx2.AsyncClient(
-        verify=trust.context,
-        trust_env=proxies,
-        http1=True,
-        http2=False,
-        timeout=timeout,
-        limits=limits,
-        follow_redirects=False,
-    )
 
 
 async def _take(record: RequestRecord, data: bytes, at_a_time: int) -> None:
@@ -267,15 +251,12 @@ def _decoded(body: bytes, encodings: str) -> bytes:
         return b""
 
 
-_NOT_SENT = httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError
-
-
 RESOLVE_AGAIN = (0.5, 1.0, 2.0)
 """Seconds between the tries to resolve a name. A laptop that wakes up has no network for a moment,
 and a call that fails then may end a run."""
 
 
-class _Body(httpx2.AsyncByteStream):
+class _Body:
     """The body of a call. A request without its body is none, so the call is noted as sent when it
     is asked for: then a connection is there, and the head was written."""
 
@@ -287,21 +268,15 @@ class _Body(httpx2.AsyncByteStream):
         yield self._body
 
 
-async def _sent(client: httpx2.AsyncClient, request: httpx2.Request) -> httpx2.Response:
+async def _sent(send: Callable[[], Awaitable[OpenReply]]) -> OpenReply:
     for pause in RESOLVE_AGAIN:
         try:
-            return await client.send(request, stream=True)
-        except httpx2.ConnectError as error:
+            return await send()
+        except httpcore2.ConnectError as error:
             if not _is_unresolved(error):
                 raise
         await trio.sleep(pause)
-    return await client.send(request, stream=True)
-
-
-@lru_cache(256)
-def _url(url: str) -> httpx2.URL:
-    """Raises `httpx2.InvalidURL`."""
-    return httpx2.URL(url)  # it costs more to read than a request to write
+    return await send()
 
 
 def _is_unresolved(error: BaseException) -> bool:
@@ -334,7 +309,7 @@ def _unanswered(upstream: Upstream, what: str, *, is_sent: bool) -> _AnsweredErr
     return _AnsweredError(502, f"{where}: {what}", _NO_RETRY)
 
 
-def _redirected(upstream: Upstream, response: httpx2.Response) -> _AnsweredError:
+def _redirected(upstream: Upstream, response: Reply) -> _AnsweredError:
     """Return the answer to a call whose upstream has moved. A program would follow, with its key,
     around the gateway."""
     try:
@@ -391,8 +366,8 @@ def _without(headers: list[tuple[bytes, bytes]], *names: bytes) -> list[tuple[by
 class _Relay:
     """A reply as its client gets it: as it comes."""
 
-    def __init__(self, response: httpx2.Response) -> None:
-        self.headers = downward(response.headers.raw)
+    def __init__(self, response: Reply) -> None:
+        self.headers = downward(response.raw_headers)
 
     def feed(self, piece: bytes) -> bytes:
         return piece
@@ -405,7 +380,7 @@ class _WithoutUsage(_Relay):
     """A reply without the chunks of usage that its client has not asked for. Raises
     `UnreadableBodyError`."""
 
-    def __init__(self, response: httpx2.Response, coding: Coding) -> None:
+    def __init__(self, response: Reply, coding: Coding) -> None:
         super().__init__(response)
         self.headers = _without(self.headers, b"content-encoding", b"content-length")
         self._coding, self._chunks = coding, UsageChunks()
@@ -420,12 +395,22 @@ class _WithoutUsage(_Relay):
 
 class Exchange:
     def __init__(
-        self, shared: Shared, http: HttpConnection, request: h11.Request, caller: Caller | None
+        self,
+        shared: Shared,
+        http: HttpConnection,
+        request: h11.Request,
+        caller: Caller | None,
+        scope: trio.CancelScope,
+        nursery: trio.Nursery,
     ) -> None:
+        """`scope`: that of the connection. `nursery`: of what goes on meanwhile, such as to give
+        the client the rest of a piece."""
         self._shared = shared
         self._http = http
         self._request = request
         self._caller = caller
+        self._scope = scope
+        self._nursery = nursery
         self._method = request.method.decode("ascii")
         self._headers = request.headers.raw_items()
         self._rejected = False
@@ -434,10 +419,6 @@ class Exchange:
         """The reply tells its usage only because the gateway has asked for it."""
         self._room = 0
         """Bytes of memory that what the client has not taken may fill."""
-        self._gone = False
-        """The client has hung up."""
-        self._meanwhile: trio.Nursery | None = None
-        """Of what goes on while the request is answered."""
         self._flushing = False
         self._is_known = False
         """The run was found for an earlier request of the connection."""
@@ -588,9 +569,17 @@ class Exchange:
     ) -> None:
         with self._shared.memory.space(found_run.run, self._user) as space:
             raw = await self._body(space)
-            await self._while_there(
-                partial(self._answer, found_run, upstream, api, route, raw, space)
-            )
+            self._end_when_gone()
+            try:
+                await self._answer(found_run, upstream, api, route, raw, space)
+            finally:
+                self._http.working = None
+
+    def _end_when_gone(self) -> None:
+        """End the connection, and what is done for it, when the client hangs up."""
+        self._http.working = self._scope
+        if self._http.hung_up:
+            self._scope.cancel()
 
     async def _answer(
         self,
@@ -609,6 +598,7 @@ class Exchange:
             await self._http.flush()
             raise ClientGoneError(str(error)) from error
         # the call is told already: a paused client takes the rest later
+        self._end_when_gone()
         await self._http.end()
 
     async def _body(self, space: BodySpace) -> bytes:
@@ -708,12 +698,12 @@ class Exchange:
                 return
 
     def _subscription_seen(
-        self, provider: Provider, place: str, asked: AdmitCall, response: httpx2.Response,
+        self, provider: Provider, place: str, asked: AdmitCall, response: Reply,
         body: bytes, *, keyed: bool, holds: bool,
     ) -> None:  # fmt: skip
         """Tell what a reply says of the caller's subscription. Raises `_RejectedError` if the call
         is to wait for a reset."""
-        status, headers = response.status_code, response.headers
+        status, headers = response.status, response.headers
         body = _decoded(body, headers.get("content-encoding", ""))
         seen = seen_subscription(
             provider, asked.run, asked.login, headers, status, body, time.time(), place
@@ -781,49 +771,25 @@ class Exchange:
             yield
         except BaseException as error:
             if record is not None:
-                hung_up = self._gone and isinstance(error, trio.Cancelled)
+                hung_up = self._http.hung_up and isinstance(error, trio.Cancelled)
                 record.broken(ClientGoneError(_HUNG_UP) if hung_up else error)
             raise
         finally:
             if record is not None:
                 record.settle()
 
-    async def _while_there(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Do work, and cancel it when the client hangs up. Raises `ClientGoneError` then.
-
-        There is one nursery for the whole answer: each costs as much as sending a request."""
-        failure: Exception | None = None
-        async with trio.open_nursery() as self._meanwhile:
-            scope = self._meanwhile.cancel_scope
-            self._meanwhile.start_soon(self._cancel_when_gone, scope)
-            try:
-                await work()
-            except Exception as error:  # noqa: BLE001 - raised below, not as a group of one
-                failure = error
-            scope.cancel()
-        if failure is not None:
-            raise failure
-        if self._gone:
-            raise ClientGoneError(_HUNG_UP)
-
-    async def _cancel_when_gone(self, scope: trio.CancelScope) -> None:
-        await self._http.gone()
-        self._gone = True
-        scope.cancel()
-
     def _flush_meanwhile(self) -> None:
         """Have the client given what it has not taken, as soon as it takes it."""
-        if self._http.unsent and not self._flushing and self._meanwhile is not None:
+        if self._http.unsent and not self._flushing:
             self._flushing = True
-            self._meanwhile.start_soon(self._flush, self._meanwhile.cancel_scope)
+            self._nursery.start_soon(self._flush)
 
-    async def _flush(self, scope: trio.CancelScope) -> None:
+    async def _flush(self) -> None:
         try:
             await self._http.flush()
             self._flushing = False
         except ClientGoneError:
-            self._gone = True
-            scope.cancel()
+            self._http.hang_up()
 
     async def _forward(
         self,
@@ -847,13 +813,13 @@ class Exchange:
             else upstream.passage(route.rest, route.query, found_run.token)
         )
         try:
-            request = self._request_to(_url(url), upward(headers, key, upstream.api), body, record)
+            address = address_of(url)
         except httpx2.InvalidURL as error:
             raise _AnsweredError(
                 502,
                 f"no request can be sent to upstream '{upstream.name}' ({upstream.shown}): {error}",
             ) from error
-        if await self._leads_back(request.url):
+        if await self._leads_back(address):
             raise _AnsweredError(
                 400,
                 (
@@ -861,31 +827,27 @@ class Exchange:
                     "set another url"
                 ),
             )
-        with self._shared.silence.over(record) if record is not None else nullcontext():
-            await self._send_and_relay(upstream, request, record, space)
-
-    def _request_to(
-        self,
-        url: httpx2.URL,
-        headers: list[tuple[bytes, bytes]],
-        body: bytes,
-        record: RequestRecord | None,
-    ) -> httpx2.Request:
-        if record is None or self._method not in {"POST", "PUT", "PATCH"}:
-            content = body if body or self._method in {"POST", "PUT", "PATCH"} else None
-            return httpx2.Request(self._method, url, headers=headers, content=content)
-        own = [(b"Host", url.netloc), (b"Content-Length", b"%d" % len(body))]
-        return httpx2.Request(
-            self._method, url, headers=[*own, *headers], stream=_Body(body, record)
+        has_body = bool(body) or self._method in {"POST", "PUT", "PATCH"}
+        own = [(b"Host", address.authority)]
+        own += [(b"Content-Length", b"%d" % len(body))] if has_body else []
+        connections = self._shared.connections if upstream.through is None else self._shared.passing
+        send = partial(
+            connections.send,
+            self._method,
+            address,
+            own + upward(headers, key, upstream.api),
+            _Body(body, record) if has_body and record is not None else body,
         )
+        with self._shared.silence.over(record) if record is not None else nullcontext():
+            await self._send_and_relay(upstream, send, record, space)
 
-    async def _leads_back(self, url: httpx2.URL) -> bool:
-        """Return whether a URL leads to this gateway, in whatever spelling."""
+    async def _leads_back(self, address: Address) -> bool:
+        """Return whether an address is this gateway's, in whatever spelling."""
         own = self._http.stream.socket.getsockname()[1]
-        if (url.port or {"http": 80, "https": 443}.get(url.scheme)) != own:
+        if address.port != own:
             return False
         try:
-            found = await trio.socket.getaddrinfo(url.host, own, type=trio.socket.SOCK_STREAM)
+            found = await trio.socket.getaddrinfo(address.host, own, type=trio.socket.SOCK_STREAM)
         except OSError:
             return False  # the connection will fail, too
         addresses = [plain(ip_address(address[0])) for *_, address in found]
@@ -894,35 +856,32 @@ class Exchange:
     async def _send_and_relay(
         self,
         upstream: Upstream,
-        request: httpx2.Request,
+        send: Callable[[], Awaitable[OpenReply]],
         record: RequestRecord | None,
         space: BodySpace,
     ) -> None:
         """Send the request, and pass the reply on as it comes, but for its end. A paused client
         takes nothing, and the provider goes on and bills: so the reply is read all the same."""
-        client = self._shared.client if upstream.through is None else self._shared.passing
         try:
-            response = await _sent(client, request)
-        except httpx2.HTTPError as error:
+            response = await _sent(send)
+        except FAILURES as error:
             what = _text_of(error)
             if record is not None:
-                record.error, record.sent = what, not isinstance(error, _NOT_SENT)
-            raise _unanswered(upstream, what, is_sent=not isinstance(error, _NOT_SENT)) from error
-        pieces, early, relay = response.aiter_raw(), list[bytes](), self._relay(response)
+                record.error, record.sent = what, not isinstance(error, NOT_SENT)
+            raise _unanswered(upstream, what, is_sent=not isinstance(error, NOT_SENT)) from error
+        pieces, early, relay = response.pieces, list[bytes](), self._relay(response)
         try:
             if record is not None:
                 record.begun(response)
-                asks = self._takes_out_usage and response.status_code in _UNKNOWN
-                holds = record.reads_subscriptions and response.status_code == 429
+                asks = self._takes_out_usage and response.status in _UNKNOWN
+                holds = record.reads_subscriptions and response.status == 429
                 early = await _refusal_of(pieces) if asks or holds else []
                 if asks and b"stream_options" in b"".join(early):
                     raise _UnknownOptionError
                 record.look_at_subscription(response, b"".join(early))
-                if response.has_redirect_location:
+                if response.redirects:
                     raise _redirected(upstream, response)
-            await self._http.head(
-                response.status_code, relay.headers, response.reason_phrase.encode()
-            )
+            await self._http.head(response.status, relay.headers, response.reason)
             encoded = "content-encoding" in response.headers
 
             async def pass_on(piece: bytes) -> None:
@@ -931,7 +890,7 @@ class Exchange:
                 if record is not None:
                     await _take(record, piece, ENCODED_PIECE if encoded else len(piece))
                 if not self._keeps(space):
-                    # what ends this task is raised again with the next piece, inside of httpx2:
+                    # what ends this task is raised again with the next piece, inside of httpcore2:
                     # only that closes its generators
                     with suppress(ClientGoneError, trio.Cancelled):
                         await self._http.flush()
@@ -940,22 +899,22 @@ class Exchange:
                 await pass_on(piece)
             async for piece in pieces:
                 await pass_on(piece)
+            # clients hang up when they have the last byte; the connection is of use all the same
+            self._http.working = None
             self._http.put(relay.end())
             if record is not None:
                 record.whole = True
-        except (httpx2.HTTPError, UnreadableBodyError) as error:
+        except (*FAILURES, UnreadableBodyError) as error:
             self._http.put(relay.end())
             raise _BrokenOffError(
                 f"upstream '{upstream.name}' broke off its reply: {_text_of(error)}"
             ) from error
         finally:
-            if not response.is_closed:
-                with trio.move_on_after(CLOSE_TIMEOUT, shield=True):
-                    await response.aclose()
+            await response.aclose()
 
-    def _relay(self, response: httpx2.Response) -> "_Relay":
+    def _relay(self, response: Reply) -> "_Relay":
         coding = response.headers.get("content-encoding", "")
-        if self._takes_out_usage and response.is_success:
+        if self._takes_out_usage and 200 <= response.status < 300:
             with suppress(UnreadableBodyError):  # an encoding that the gateway does not know
                 return _WithoutUsage(response, Coding(coding))
         return _Relay(response)

@@ -12,6 +12,7 @@ from msgspec import Struct, field
 from ....host.http_connection import ClientGoneError, HttpConnection
 from ....host.linux.callers import Caller, ConnectionTable
 from .exchange import Exchange, Shared
+from .hangup_watch import HangupWatch
 
 MAX_CONNECTIONS = 2048
 """Connections at a time. A user has at most half of what other users leave, and a run half of what
@@ -44,6 +45,7 @@ class Proxy:
         self._most = most
         self._trouble = trouble
         self._callers = ConnectionTable()
+        self._hangups = HangupWatch()
         self._connections: dict[_Connection, None] = {}
         """The oldest first."""
         self.under_way = 0
@@ -52,6 +54,7 @@ class Proxy:
 
     async def serve(self, listener: trio.SocketListener, nursery: trio.Nursery) -> None:
         """Accept connections, each served in `nursery`."""
+        nursery.start_soon(self._hangups.serve)
         while True:
             try:
                 stream = await listener.accept()
@@ -69,7 +72,7 @@ class Proxy:
                 continue
             connection = _Connection(HttpConnection(stream), caller)
             self._connections[connection] = None
-            nursery.start_soon(self._serve, connection)
+            nursery.start_soon(self._serve, connection, nursery)
 
     def _has_room(self, caller: Caller) -> bool:
         """Return whether a connection of a caller may be served. Close one of the same run for it
@@ -94,28 +97,31 @@ class Proxy:
         if self.under_way:
             await self._idle.park()
 
-    async def _serve(self, connection: _Connection) -> None:
+    async def _serve(self, connection: _Connection, nursery: trio.Nursery) -> None:
         http = connection.http
         try:
             with connection.scope:
                 http.stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
-                await self._exchanges(http)
+                self._hangups.add(http)
+                await self._exchanges(connection, nursery)
         except (ClientGoneError, trio.BrokenResourceError):
             pass  # whose call it was has been told
         except Exception as error:  # noqa: BLE001 - a fault in one connection must not end the others
             self._trouble(f"internal error in a connection: {type(error).__name__}: {error}")
         finally:
             self._connections.pop(connection, None)
+            self._hangups.remove(http)
             await trio.aclose_forcefully(http.stream)
 
-    async def _exchanges(self, http: HttpConnection) -> None:
+    async def _exchanges(self, connection: _Connection, nursery: trio.Nursery) -> None:
+        http = connection.http
         while (request := await http.request()) is not None:
             # its other end may have been handed to another process between two requests, but the
             # socket stays of one cgroup
             caller = self._callers.caller(http.stream.socket)
             self.under_way += 1
             try:
-                await Exchange(self._shared, http, request, caller).run()
+                await Exchange(self._shared, http, request, caller, connection.scope, nursery).run()
             finally:
                 self.under_way -= 1
                 if not self.under_way:

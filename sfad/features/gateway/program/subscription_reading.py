@@ -13,9 +13,9 @@ from typing import Any, TypeGuard
 from urllib.parse import urlsplit
 
 from ....agents.program import digest
-from ....protocol.known import LENGTHS, SUBSCRIPTION_HOSTS
-from ....protocol.requests.gateway import SeeSubscription
-from ....protocol.requests.subscriptions import Provider, SeenWindow
+from ....protocol.known import LENGTHS, WINDOW_HOSTS
+from ....protocol.requests.gateway import SeeWindows
+from ....protocol.requests.windows import Provider, SeenWindow
 from .upstreams import RawHeaders, Upstream
 
 MOST_READ = 64 << 10
@@ -45,7 +45,7 @@ def place_of(provider: Provider, upstream: Upstream, configured: Iterable[Upstre
     else the server, which may be behind several upstreams. `None` if it is not believed: only the
     operator, and no tree, may name another one that tells of somebody's windows."""
     parts = urlsplit(upstream.url)
-    if parts.scheme == "https" and parts.hostname in SUBSCRIPTION_HOSTS[provider]:
+    if parts.scheme == "https" and parts.hostname in WINDOW_HOSTS[provider]:
         return ""
     known = any(each.url == upstream.url for each in configured)
     return parts.netloc.rpartition("@")[2].lower() if known else None
@@ -72,7 +72,7 @@ def seen_subscription(
     body: bytes,
     time: float,
     place: str = "",
-) -> SeeSubscription | None:
+) -> SeeWindows | None:
     """Return what a reply tells of a subscription's windows, or `None` if it tells nothing.
     `body`: of a refusal, as far as it was read. `time`: Unix time of the reply. `place`: as
     `place_of` tells it.
@@ -96,9 +96,9 @@ def seen_subscription(
 
 def _told(
     provider: Provider, windows: list[SeenWindow], status: str | None, plan_type: str | None = None
-) -> SeeSubscription:
+) -> SeeWindows:
     status, plan_type = status and status[:_MOST_WORD], plan_type and plan_type[:_MOST_WORD]
-    return SeeSubscription(
+    return SeeWindows(
         id=0, run="", provider=provider, time=0.0, login="", status=status, plan_type=plan_type,
         windows=windows
     )  # fmt: skip
@@ -112,7 +112,7 @@ def _truth(text: str | None) -> bool | None:
 # ---- Anthropic's subscriptions
 
 
-def _anthropic(reply: Mapping[str, str], code: int) -> SeeSubscription | None:
+def _anthropic(reply: Mapping[str, str], code: int) -> SeeWindows | None:
     status = reply.get(f"{_UNIFIED}status")
     names = [
         found[1]
@@ -181,7 +181,7 @@ def _claimed(claim: str) -> str | None:
 
 def _codex(
     reply: Mapping[str, str], code: int, refusal: dict[str, Any] | None, time: float
-) -> SeeSubscription | None:
+) -> SeeWindows | None:
     """Return what a reply tells. `refusal`: its error, if that says that a limit is reached."""
     told = [_codex_window(reply, name, time) for name in ("primary", "secondary")]
     windows = [window for window in told if window is not None]

@@ -17,7 +17,7 @@ import httpx2
 from msgspec import Struct
 
 from ....host.tasks import in_thread
-from ....protocol.texts.egress import PORTS, host_of
+from ....protocol.texts.destinations import PORTS, host_of
 from .apis import APIS, Api
 from .bodies.coding import ENCODINGS
 from .egress_rules import literal
@@ -156,15 +156,28 @@ def route_of(target: str) -> Route | None:
     return Route(None, unquote(parts[1]), f"/{parts[2]}", query) if len(parts) == 3 else None
 
 
+def proxy_of(url: str) -> str | None:
+    """Return the proxy for a URL, as a URL; `None` if there is none."""
+    scheme, proxies = _proxied(url)
+    if scheme is None:
+        return None
+    proxy = proxies[scheme]
+    return proxy if "://" in proxy else f"http://{proxy}"
+
+
 def proxy_variable(url: str) -> str | None:
     """Return which variable of this process's environment names the proxy for a URL; `None` if none
     does."""
+    scheme, _ = _proxied(url)
+    return None if scheme is None else f"{scheme.upper()}_PROXY"
+
+
+def _proxied(url: str) -> tuple[str | None, dict[str, str]]:
+    """Return the scheme for which the environment names the proxy of a URL, and all its proxies."""
     parts, proxies = urlsplit(url), getproxies_environment()
     if proxy_bypass(parts.hostname or "", proxies):
-        return None
-    return next(
-        (f"{scheme.upper()}_PROXY" for scheme in (parts.scheme, "all") if scheme in proxies), None
-    )
+        return None, proxies
+    return next((each for each in (parts.scheme, "all") if each in proxies), None), proxies
 
 
 def proxy_token(headers: RawHeaders) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -18,18 +18,19 @@ from sfad.features.gateway.program.bodies.reader import BodyReader
 from sfad.features.gateway.program.call_tally import BodyMemory
 from sfad.features.gateway.program.daemon_link import CallerRun, RefusedError
 from sfad.features.gateway.program.egress import Egress
-from sfad.features.gateway.program.exchange import Shared, SilenceWatch, new_client
+from sfad.features.gateway.program.exchange import Shared, SilenceWatch
 from sfad.features.gateway.program.local_models import LocalModels
 from sfad.features.gateway.program.proxy import MAX_CONNECTIONS, Proxy
+from sfad.features.gateway.program.upstream_connections import UpstreamConnections, new_client
 from sfad.features.gateway.program.upstreams import Trust, Upstream
 from sfad.host.linux.callers import Caller
 from sfad.protocol.requests.gateway import (
     AdmitCall,
     CallDecision,
     EndCall,
-    SeeSubscription,
+    SeeWindows,
 )
-from sfad.protocol.texts.egress import destination
+from sfad.protocol.texts.destinations import destination
 from tests.harness import until
 
 Script = Callable[[trio.SocketStream, bytes], Awaitable[None]]
@@ -129,7 +130,7 @@ class ScriptedDaemon:
     unasked_for: list[UnaskedRequest] = field(default_factory=list)
     egress: tuple[str, ...] = ()
     keyed_only: bool = False
-    plans: list[SeeSubscription] = field(default_factory=list)
+    plans: list[SeeWindows] = field(default_factory=list)
     holds_rejected: bool = False
     refused_hosts: list[tuple[str, str, int, str]] = field(default_factory=list)
     withdrawn: int = 0
@@ -170,7 +171,7 @@ class ScriptedDaemon:
     def ended(self, call: EndCall) -> None:
         self.told.append(call)
 
-    def subscription_seen(self, seen: SeeSubscription) -> None:
+    def subscription_seen(self, seen: SeeWindows) -> None:
         self.plans.append(seen)
 
     def unasked(self, request: UnaskedRequest) -> None:
@@ -225,9 +226,11 @@ async def house(
     trouble: list[str] = []
     trust = Trust(trouble.append)
     async with (
+        aclosing(UpstreamConnections(trust.context)) as connections,
+        aclosing(UpstreamConnections(trust.context, proxies=False)) as passing,
         trio.open_nursery() as nursery,
-        new_client(trust) as client,
-        new_client(trust, proxies=False) as passing,
+        new_client(trust.context) as client,
+        new_client(trust.context, proxies=False) as asking,
     ):
         behind = await trio.open_tcp_listeners(0, host="127.0.0.1")
         direct = behind[0].socket.getsockname()[1]
@@ -241,11 +244,12 @@ async def house(
         shared = Shared(
             daemon,
             client,
+            connections,
             passing,
             lambda: known,
             lambda: ungated,
             Estimates(),
-            LocalModels(passing),
+            LocalModels(asking),
             BodyMemory(),
             trust,
             Egress(most=most),

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import brotli  # type: ignore[import-untyped]
-import httpx2
 import pytest
 import trio
 
@@ -25,6 +24,7 @@ from sfad.features.gateway.program.apis import APIS
 from sfad.features.gateway.program.bodies.estimate import Estimates
 from sfad.features.gateway.program.bodies.reading import BodyQuestion, answer_to
 from sfad.features.gateway.program.call_tally import BodyMemory, CallTally
+from sfad.features.gateway.program.upstream_connections import Reply
 from sfad.protocol.requests.gateway import AdmitCall, CallDecision, EndCall
 from sfad.protocol.types import LimitKind
 from sfad.usage.metering import UsePricing
@@ -2605,7 +2605,7 @@ def ended(row: Row, streamed: bool) -> EndCall:
         headers = [(b"content-type", kind)] if kind else []
         if row.encoding:
             headers.append((b"content-encoding", row.encoding.encode()))
-        tally.begun(httpx2.Response(200, headers=headers))
+        tally.begun(Reply(200, headers))
         body = (row.body or BODIES[row.api])(row, streamed)
         body = body if row.change is None else row.change(body)
         for at in range(0, len(body), 1 << 16):

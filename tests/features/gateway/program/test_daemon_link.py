@@ -17,7 +17,7 @@ from sfad.features.gateway.program.call_journal import Journal
 from sfad.features.gateway.program.daemon_link import DaemonLink
 from sfad.protocol import messages as m
 from sfad.protocol.framing import MAX_REQUEST, FrameDecoder
-from sfad.protocol.requests.subscriptions import SeenWindow
+from sfad.protocol.requests.windows import SeenWindow
 from sfad.protocol.types import Tokens
 
 ASKED = m.AdmitCall(
@@ -140,7 +140,7 @@ async def test_a_new_daemon_hears_of_every_window_before_it_is_asked_about_a_cal
         for used in (0.6, 0.7, 0.65):
             window = SeenWindow(window="5h", used_ratio=used)
             link.subscription_seen(
-                m.SeeSubscription(
+                m.SeeWindows(
                     id=0, run="a1", provider="anthropic", time=1.0, login="l", windows=[window]
                 )
             )
@@ -148,8 +148,6 @@ async def test_a_new_daemon_hears_of_every_window_before_it_is_asked_about_a_cal
             daemon = ScriptedDaemon(stream)
             asked = [await daemon.next() for _ in range(6)][2:]
             assert isinstance(asked[-1], m.AdmitCall)
-            told = [
-                each.windows[0].used_ratio for each in asked if isinstance(each, m.SeeSubscription)
-            ]
+            told = [each.windows[0].used_ratio for each in asked if isinstance(each, m.SeeWindows)]
             assert told == [0.6, 0.7, 0.65]
             nursery.cancel_scope.cancel()

@@ -17,7 +17,7 @@ from sfad.features.gateway.program.egress_rules import (
     plain,
     way,
 )
-from sfad.protocol.texts.egress import Destination, destination, host_of
+from sfad.protocol.texts.destinations import Destination, destination, host_of
 from tests.together import together
 
 UPSTREAM = ("llm.example.com", 443)

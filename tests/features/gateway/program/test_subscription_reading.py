@@ -13,8 +13,8 @@ import trio
 from sfad.agents.program import digest
 from sfad.features.gateway.program.subscription_reading import login_of, place_of, seen_subscription
 from sfad.features.gateway.program.upstreams import Upstream
-from sfad.protocol.requests.gateway import SeeSubscription
-from sfad.protocol.requests.subscriptions import SeenWindow
+from sfad.protocol.requests.gateway import SeeWindows
+from sfad.protocol.requests.windows import SeenWindow
 from tests.features.gateway.program.scripted import (
     Provider,
     ScriptedDaemon,
@@ -50,14 +50,14 @@ CODEX = {
 NOW = 1_700_000_000.0
 
 
-def anthropic(changes: dict[str, str], status: int = 200) -> SeeSubscription | None:
+def anthropic(changes: dict[str, str], status: int = 200) -> SeeWindows | None:
     headers = {name: value for name, value in (ANTHROPIC | changes).items() if value}
     return seen_subscription("anthropic", "a1", "login", headers, status, b"", NOW)
 
 
 def codex(
     changes: dict[str, str], error: dict[str, object] | None = None, status: int = 429
-) -> SeeSubscription | None:
+) -> SeeWindows | None:
     body = b"" if error is None else json.dumps({"error": error}).encode()
     return seen_subscription("openai", "a1", "login", CODEX | changes, status, body, NOW)
 

@@ -14,7 +14,7 @@ import pytest
 import trio
 import trustme
 
-from sfad.features.gateway.program import exchange
+from sfad.features.gateway.program import upstream_connections
 from sfad.features.gateway.program.upstreams import Upstream
 from sfad.protocol.types import Tokens
 
@@ -116,7 +116,7 @@ async def test_a_certificate_that_is_refused(
 
 
 async def test_an_upstream_that_does_not_answer_in_tls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "CONNECT_TIMEOUT", 0.3)
+    monkeypatch.setattr(upstream_connections, "CONNECT_TIMEOUT", 0.3)
     upstreams = {"up": Upstream("up", "", "anthropic")}
     async with house(Provider(saying()), upstreams=upstreams) as the:
         upstreams["up"] = Upstream("up", f"https://127.0.0.1:{the.direct}", "anthropic")

@@ -390,6 +390,8 @@ class Api(ABC):
         prices of a model by. That a tier is cheaper counts only where the reply tells it, because
         an upstream may not have it, and if `url` is that of a provider whose price it is: `flex` of
         Groq costs no less (https://console.groq.com/docs/flex-processing)."""
+        if not asked and not told:
+            return 1.0
         only_asked = [tier for name, tier in asked.items() if name not in told]
         most = (max(1.0, factor_of(self.factors, model, [tier])) for tier in only_asked)
         is_told = factor_of(self.factors, model, told.values())
@@ -400,6 +402,8 @@ class Api(ABC):
     def least_factor(self, model: str, asked: Mapping[str, str], told: Mapping[str, str]) -> float:
         """Return what `factor` is at least: a dearer tier that was asked for is not always what a
         call has got."""
+        if not asked and not told:
+            return 1.0
         only_asked = [tier for name, tier in asked.items() if name not in told]
         least = (min(1.0, factor_of(self.factors, model, [tier])) for tier in only_asked)
         return prod(least, start=factor_of(self.factors, model, told.values()))
@@ -475,24 +479,18 @@ def fields_once(document: bytes) -> Fields:
     found = _FIELDS.decode(document)
     if len(found) > MAX_FIELDS:
         raise ValueError(f"an object in it has {len(found)} fields; the most is {MAX_FIELDS}")
-    at, sign = 0, b"{"
+    tokens, sign = list[bytes](), b"{"
     for name, value in found.items():
-        at = _after(document, at, sign)
-        at = _after(document, at, b'"%s"' % name.encode())
-        at = _after(document, at, b":")
-        at = _after(document, at, bytes(value))
+        tokens += sign, b'"%s"' % name.encode(), b":", bytes(value)
         sign = b","
-    _after(document, at if found else _after(document, at, sign), b"}")
+    at = 0
+    for token in [*tokens, b"}"] if found else (b"{", b"}"):
+        blanks = _BLANKS.match(document, at)
+        assert blanks is not None
+        if not document.startswith(token, blanks.end()):
+            raise ValueError(f"a field before byte {at} is there twice, or its name is escaped")
+        at = blanks.end() + len(token)
     return found
-
-
-def _after(document: bytes, at: int, token: bytes) -> int:
-    """Return where a token ends that comes next. Raises `ValueError` if another does."""
-    found = _BLANKS.match(document, at)
-    assert found is not None
-    if not document.startswith(token, found.end()):
-        raise ValueError(f"a field before byte {at} is there twice, or its name is escaped")
-    return found.end() + len(token)
 
 
 class RequestFields:

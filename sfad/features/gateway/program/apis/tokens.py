@@ -47,7 +47,11 @@ def _classes() -> bytes:
 
 
 _KINDS = _classes()
-_WORDS = bytes(each if each in b"aA" else 0x20 for each in _KINDS)
+_LETTER, _CAPITAL, _OTHER, _SMALL = 1, 2, 4, 8
+_BITS = bytes(
+    {ord("a"): _LETTER | _SMALL, ord("A"): _LETTER | _CAPITAL}.get(each, _OTHER) for each in _KINDS
+)
+_PIECE = 1 << 20
 _LATER_BYTES = bytes(range(0x80, 0xC0))
 _ESCAPES = (
     (re.compile(rb"\\u04[0-9a-fA-F]{2}"), b"\xd0"),
@@ -57,8 +61,7 @@ _ESCAPES = (
 )
 
 
-def tokens_of(document: bytes) -> int:
-    """Return the tokens of a text that is written as JSON: 1 at least, and one a byte at most."""
+def _unescaped(document: bytes) -> bytes:
     text = (
         document.replace(rb"\\", b"/")
         .replace(rb"\n", b"\n")
@@ -68,8 +71,26 @@ def tokens_of(document: bytes) -> int:
     if rb"\u" in text:
         for escape, first_byte in _ESCAPES:
             text = escape.sub(first_byte, text)
-    words = text.translate(_WORDS, _LATER_BYTES)
-    found = _WORD * (words.count(b" a") + words.count(b" A") + words.count(b"aA"))
+    return text
+
+
+def _words(text: bytes) -> int:
+    """Return how many words begin: a letter after what is none, a capital after a small letter.
+
+    Each byte gets four bits. Moved by six, those that say what comes before (`_OTHER`, `_SMALL`)
+    are over those of the next byte that say what begins (`_LETTER`, `_CAPITAL`). To count pairs of
+    bytes takes twice as long."""
+    bits, found = text.translate(_BITS, _LATER_BYTES), 0
+    for at in range(0, len(bits), _PIECE):  # an integer of all would take much memory
+        piece = int.from_bytes(bits[max(0, at - 1) : at + _PIECE], "little")
+        found += (piece & piece << 6).bit_count()
+    return found
+
+
+def tokens_of(document: bytes) -> int:
+    """Return the tokens of a text that is written as JSON: 1 at least, and one a byte at most."""
+    text = _unescaped(document) if b"\\" in document else document
+    found = _WORD * _words(text)
     kinds = text.translate(_KINDS, _LATER_BYTES)
     found += _LINE * kinds.count(b"\n")
     found += sum(each * kinds.count(kind) for kind, each in _SIGNS.items())

@@ -248,6 +248,8 @@ def _said_cost(told: _Fields) -> float | None:
     provider's bill comes on top (https://openrouter.ai/docs/use-cases/usage-accounting). Perplexity
     says an object (https://docs.perplexity.ai/guides/pricing), xAI ticks. Where a part is not said,
     the field `cost` is lost."""
+    if isinstance(told.of, dict) and _COSTS.isdisjoint(told.of):
+        return None  # as most do: each event of a stream is asked
     said = told.get("cost")
     said = said.get("total_cost") if isinstance(said, dict) else said
     cost, byok = _usd(said), told.get("is_byok")
@@ -262,6 +264,9 @@ def _said_cost(told: _Fields) -> float | None:
     if byok and upstream is None:
         return None  # the list price is nearer to the bill than the router's fee
     return (cost or 0.0) + (upstream or 0.0)
+
+
+_COSTS = {"cost", "is_byok", "cost_in_usd_ticks"}
 
 
 def _usd(said: Any) -> float | None:

@@ -1,5 +1,4 @@
-"""The words of `--egress`: which hosts a run in a network of its own reaches through the
-gateway."""
+"""Hosts that a run in a network of its own reaches through the gateway, as words."""
 
 import ipaddress
 import re

@@ -77,7 +77,7 @@ class SeenWindow(Struct, frozen=True, kw_only=True):
     rejected: bool = False
 
 
-class SharedSubscription(Struct, frozen=True, kw_only=True):
+class SharedWindows(Struct, frozen=True, kw_only=True):
     """What a node has heard of a subscription."""
 
     provider: Provider

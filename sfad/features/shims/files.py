@@ -1,16 +1,17 @@
-"""Shims as files: their text, how to tell them from programs, and how a login shell finds them
-again."""
+"""Shims as files: where they are, their text, and how a login shell finds them again."""
 
 from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 import msgspec
 
-MARK = b"# sfad shim of "
-"""The second line of a shim begins so, whatever its name, and wherever it was copied or linked
-to."""
+from ...protocol.known import STAND_IN
+from ...protocol.paths import is_systems
+
+SYSTEM_SHIMS = Path("/usr/local/lib/sfad/shims")
 BASH_ENV = ".bash_env"
 """The file in a directory of shims that bash reads before a script, and in `bash -lc` after
 /etc/profile has set PATH."""
@@ -22,10 +23,17 @@ if [ -n "${SFA_BASH_ENV-}" ]; then
 fi
 case "$PATH:" in "${SFA_SHIMS-}":*) ;; *) PATH="${SFA_SHIMS:+$SFA_SHIMS:}$PATH" ;; esac
 """
-_PACKAGE = os.path.dirname(os.path.dirname(__file__))
-_HEAD = 1024
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 _SHEBANG = 127
 """Bytes of an interpreter line that every kernel reads."""
+
+
+def shim_dir(state: Path) -> Path:
+    """The directory of the shims that the runs of a daemon find first in their PATH, given its
+    state directory.
+
+    The system's state is open to root only, but its runs have other users."""
+    return SYSTEM_SHIMS if is_systems(state) else state / "shims"
 
 
 def text(program: str, *, automatic: bool = False) -> bytes:
@@ -39,7 +47,7 @@ def text(program: str, *, automatic: bool = False) -> bytes:
     how = b"sfad, for runs that use the gateway" if automatic else b"sfactl shim install"
     lines = [
         *_interpreter(os.fsencode(sys.executable)),
-        MARK + program.encode() + b", made by: " + how,
+        STAND_IN + program.encode() + b", made by: " + how,
         b"import sys",
         b"sys.path[:0] = " + ascii(packages).encode(),
         b"from sfactl.shim import main",
@@ -55,13 +63,3 @@ def _interpreter(python: bytes) -> list[bytes]:
     # to the shell a command that replaces it, to Python a string
     quoted = python.replace(b"'", b"'\"'\"'")
     return [b"#!/bin/sh", b"'''exec' '" + quoted + b'\' -IS "$0" "$@"', b"' '''"]
-
-
-def is_shim(path: bytes) -> bool:
-    """Return whether a file is a shim, of any installation. A file that may be executed but not
-    read is not."""
-    try:
-        with open(path, "rb") as file:
-            return b"\n" + MARK in file.read(_HEAD)
-    except OSError:
-        return False
