@@ -285,7 +285,7 @@ def test_only_the_fleet_may_bring_a_grant() -> None:
     grant = Grant(giver="x", run="a1", root="x/a1", max_depth=5, descendants=1)
     answer = net.nodes["n1"].spawn("kid", inside=top, grant=grant)
     assert isinstance(answer, c.ErrorAnswer)
-    assert "only the fleet's own process" in answer.message
+    assert "only the daemon's own process" in answer.message
 
 
 # ---- anything, in any order
