@@ -9,6 +9,7 @@
 `tools`          the tools with their parameters, as the model sees them
 `session_tools`  carries out the calls of tools, and tells the model of them
 `approving`      asks a person, for the program or its hook, for a call of a tool
+`codex_hooks`    asks Codex whether it trusts the hook
 `registration`   how each agent program is told of the server, for good or for one run
 
 Each agent program starts a server whether or not its model will use a tool, so it starts fast: it

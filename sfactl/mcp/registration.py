@@ -25,6 +25,7 @@ from sfad.protocol.requests.starting import Spawn
 from ..connecting.connection import Client
 from ..exits import UsageError
 from ..whole_file import write_whole
+from . import codex_hooks
 from .approving import SERVER as APPROVALS
 from .approving import TOOL as PERMISSION
 
@@ -82,15 +83,11 @@ def explained(program: str, socket: str | None) -> str:
 def with_server(spawn: Spawn, client: Client) -> Spawn:
     """Return the request with the server added to its program, for this run only. Raise
     `UsageError` for another program."""
-    at, program = _program(spawn, client)
+    at, program, _ = _program(spawn, client)
     socket = os.fspath(client.path)
     # Without the terminal, the program has no person to ask, in the foreground too.
     command = server_command(socket, *([] if spawn.stdio == "inherit" else ["--no-ask"]))
-    given = {
-        os.fsdecode(name): os.fsdecode(value)
-        for name, _, value in (entry.partition(b"=") for entry in spawn.env)
-    }
-    options, variables = _added(program, command, given)
+    options, variables = _added(program, command, _given(spawn))
     kept = [entry for entry in spawn.env if os.fsdecode(entry.partition(b"=")[0]) not in variables]
     return replace(
         spawn,
@@ -102,7 +99,7 @@ def with_server(spawn: Spawn, client: Client) -> Spawn:
 def with_approvals(spawn: Spawn, client: Client) -> Spawn:
     """Return the request with a program that asks a person, over the daemon, for what it would ask
     about at its terminal. Raise `UsageError` for a program that cannot."""
-    at, program = _program(spawn, client)
+    at, program, words = _program(spawn, client)
     socket = os.fspath(client.path)
     match program:
         case "":
@@ -115,9 +112,14 @@ def with_approvals(spawn: Spawn, client: Client) -> Spawn:
                 f"--permission-prompt-tool=mcp__{APPROVALS}__{PERMISSION}",
             ]
         case "codex":
-            options = _codex_hook([*_sfactl(), "ask", "--socket", socket])
-            words = spawn.argv if spawn.agent is None else []
-            subcommand = next((n for n, w in enumerate(words) if w in (b"exec", b"e")), None)
+            hook, options = _codex_hook([*_sfactl(), "ask", "--socket", socket])
+            if not codex_hooks.trusts(words, options, hook, _given(spawn), os.fsdecode(spawn.cwd)):
+                raise UsageError(
+                    f"--approvals: {shlex.join(words)} does not say that it trusts the hook by "
+                    "which sfactl asks a person, as Codex 0.169 does; a model of it would answer"
+                )
+            given = spawn.argv if spawn.agent is None else []
+            subcommand = next((n for n, w in enumerate(given) if w in (b"exec", b"e")), None)
             if subcommand is not None or spawn.agent is not None:
                 at = at if subcommand is None else subcommand + 1
                 options.append("--approve-for-me")
@@ -128,8 +130,8 @@ def with_approvals(spawn: Spawn, client: Client) -> Spawn:
     return replace(spawn, argv=[*spawn.argv[:at], *map(os.fsencode, options), *spawn.argv[at:]])
 
 
-def _codex_hook(command: Sequence[str]) -> list[str]:
-    """Return the options with which Codex (0.169) asks a command for each call that needs an
+def _codex_hook(command: Sequence[str]) -> tuple[str, list[str]]:
+    """Return a hook, and the options with which Codex (0.169) asks it for each call that needs an
     approval.
 
     `codex exec` asks for nothing, but with `--approve-for-me`: then a model answers, unless a hook
@@ -137,7 +139,7 @@ def _codex_hook(command: Sequence[str]) -> list[str]:
     for this one alone, because `--dangerously-bypass-hook-trust` would trust those of a project as
     well. A command that fails denies."""
     failed = "{ echo 'sfactl ask has failed, so no person has answered' >&2; exit 2; }"
-    handler = {
+    handler: dict[str, Any] = {
         "type": "command",
         "command": f"{shlex.join(command)} || {failed}",
         "timeout": APPROVAL_SECONDS,
@@ -146,7 +148,7 @@ def _codex_hook(command: Sequence[str]) -> list[str]:
     trusted = sha256(msgspec.json.encode(identity, order="sorted")).hexdigest()
     fields = ", ".join(f"{key} = {_json(value)}" for key, value in handler.items())
     place = _json("/<session-flags>/config.toml:permission_request:0:0")
-    return [
+    return handler["command"], [
         "-c",
         f"hooks.PermissionRequest=[{{hooks = [{{{fields}}}]}}]",
         "-c",
@@ -154,21 +156,31 @@ def _codex_hook(command: Sequence[str]) -> list[str]:
     ]
 
 
-def _program(spawn: Spawn, client: Client) -> tuple[int, str]:
-    """Return where options go in the words of the command, and the program."""
+def _given(spawn: Spawn) -> dict[str, str]:
+    """Return the variables of the run."""
+    pairs = (entry.partition(b"=") for entry in spawn.env)
+    return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
+
+
+def _program(spawn: Spawn, client: Client) -> tuple[int, str, Sequence[str]]:
+    """Return where options go in the words of the command, the program, and the words that start
+    it."""
     if spawn.agent is not None:
         agents = {agent.name: agent for agent in client.call(Agents(id=0), AgentList).agents}
         if spawn.agent not in agents:
-            return 0, ""  # the daemon refuses the run, and says what agents there are
+            return 0, "", ()  # the daemon refuses the run, and says what agents there are
         # The task is the first word or the last: options go to the other end.
         at = (
             len(spawn.argv)
             if spawn.argv and not spawn.argv[0].startswith(b"-") and b"--" not in spawn.argv
             else 0
         )
-        return at, _checked(agents[spawn.agent].command)[1]
-    at, program = _checked([os.fsdecode(word) for word in spawn.argv])
-    return at + 1, program
+        command = agents[spawn.agent].command
+        last, program = _checked(command)
+        return at, program, command[: last + 1]
+    words = [os.fsdecode(word) for word in spawn.argv]
+    last, program = _checked(words)
+    return last + 1, program, words[: last + 1]
 
 
 def _checked(words: Sequence[str]) -> tuple[int, str]:

@@ -149,6 +149,12 @@ hooks = [{{**group["hooks"][0], "async": False}}]
 identity = {{"event_name": "permission_request", "hooks": hooks}}
 text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
 assert state["trusted_hash"] == "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+if sys.argv[-1] == "app-server":
+    for line in sys.stdin:
+        if json.loads(line)["method"] == "hooks/list":
+            hook = {{"command": group["hooks"][0]["command"], "trustStatus": "{trust}"}}
+            print(json.dumps({{"id": 2, "result": {{"data": [{{"hooks": [hook]}}]}}}}), flush=True)
+    sys.exit()
 for asks in ({{"hook_event_name": "PermissionRequest", "tool_name": "Bash"}}, "nonsense"):
     done = subprocess.run(
         group["hooks"][0]["command"], shell=True, input=json.dumps(asks), capture_output=True,
@@ -158,15 +164,29 @@ print(sys.argv.index("exec") < sys.argv.index("--approve-for-me"), sys.argv[-1])
 """
 
 
+def as_codex(directory: Path, monkeypatch: pytest.MonkeyPatch, trust: str) -> None:
+    program = directory / "codex"
+    program.write_text(CODEX.format(python=sys.executable, trust=trust))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
+
+
+def test_a_codex_that_does_not_trust_the_hook(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another version may hash it in another way. A model would answer in the person's place."""
+    as_codex(tmp_path, monkeypatch, "modified")
+    refused = start().sfactl("spawn", "--approvals", "--", "codex", "exec", "go")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "codex does not say that it trusts the hook" in refused.stderr
+
+
 @pytest.mark.parametrize("words", [["--", "codex", "exec", "go"], ["codex", "go"]])
 def test_codex_is_given_the_hook(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
 ) -> None:
     """Trusted by the hash of Codex. A hook that fails denies."""
-    program = tmp_path / "codex"
-    program.write_text(CODEX.format(python=sys.executable))
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    as_codex(tmp_path, monkeypatch, "trusted")
     daemon = start()
     run = daemon.sfactl("spawn", "--approvals", *words).stdout.strip()
     wait_until(lambda: info(daemon, run)["approvals"], "it asks")
