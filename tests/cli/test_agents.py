@@ -80,7 +80,7 @@ def test_options_after_the_name_are_the_programs(there: World) -> None:
     )
     unknown = there.sfactl("run", "sleep", "60", code=2).stderr
     assert "known: aider, claude, codex, copilot, gemini, opencode, qwen, reviewer" in unknown
-    assert "sfactl run -- sleep 60" in unknown
+    assert "write '--' before it: -- sleep 60\n" in unknown
 
 
 def test_each_attempt_has_a_session_of_its_own(there: World) -> None:
