@@ -52,9 +52,9 @@ class Feature(Struct, frozen=True, kw_only=True):
     shows: Callable[[Any, Any], Mapping[str, Any]] | None = None
     """Returns fields of `RunInfo`, given what it has decided about a run, and the run
     (`runs.live.Live`)."""
-    notes: Callable[[Any, float], Mapping[str, Any]] | None = None
-    """Returns fields of `RunInfo`, given a run (`core.state.run.Run`), in which its half in the
-    core may have noted something, and the time on the core's clock. It is asked about each run."""
+    notes: Mapping[str, Callable[[Any, float], Mapping[str, Any]]] = field(default_factory=dict)
+    """By the field of a run (`core.state.run.Run`) in which its half in the core has noted
+    something: returns fields of `RunInfo`, given the run and the time on the core's clock."""
     channels: Mapping[str, str] = field(default_factory=dict)
     """Channels of runs that only its own processes may start, and what is started in these; and
     whose runs those are, in words."""

@@ -44,7 +44,7 @@ SHOWN = [
 ]
 """What shows what features have decided, by its name in `Parts`."""
 
-NOTES = [each.notes for each in FEATURES.values() if each.notes is not None]
+NOTES = [pair for each in FEATURES.values() for pair in each.notes.items()]
 
 Enforcer = Literal["clock", "gateway", "ready", "meter", "kernel", "watching", "nothing"]
 
@@ -91,8 +91,9 @@ def info_of(
         more["api_trouble"] = _trouble(run)
     if run.account.reservations:
         more["api_silence"] = _silence(run, now)
-    for notes in NOTES:
-        more |= notes(run, now)
+    for noted, notes in NOTES:
+        if getattr(run, noted):
+            more |= notes(run, now)
     if run.stopped_children is not None:
         more["stopped_children"] = run.stopped_children
     if live.stdin is not None:

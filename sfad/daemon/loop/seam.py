@@ -481,7 +481,7 @@ class Parts:
         raise OSError("this sfad has no feature that makes a sandbox")
 
     def instead_of_run(self, request_id: int, around: Surroundings) -> Reply | None:
-        """Return the reply to a client that is to start no run."""
+        """Return the reply to a client inside a run that is to start no other one."""
         for part in self._loaded.values():
             if part.instead_of_run is not None:
                 reply = part.instead_of_run(request_id, around)

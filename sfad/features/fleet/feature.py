@@ -99,8 +99,6 @@ def _place(run: Run, now: float) -> FleetPlace:
 
 
 def _notes(run: Run, now: float) -> dict[str, Any]:
-    if run.remote is None and run.lease is None:
-        return {}
     return {"fleet": _place(run, now)}
 
 
@@ -125,7 +123,7 @@ FEATURE = Feature(
         GetFiles: _OF_FILES,
     },
     decides={SHIP: Ship},
-    notes=_notes,
+    notes={"remote": _notes, "lease": _notes},
     elsewhere="elsewhere",
     install="ray.installing",
     beside="-shipped",

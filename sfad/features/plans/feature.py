@@ -68,12 +68,12 @@ def _notes(run: Run, _now: float) -> dict[str, Any]:
         found.append(
             WindowShare(provider=provider, account=account, window=window, share=round(share, 4))
         )
-    return {"plans": tuple(found)} if found else {}
+    return {"plans": tuple(found)}
 
 
 FEATURE = Feature(
     sections=(Section(NAME, PlansConfig),),
-    notes=_notes,
+    notes={"window_shares": _notes},
     saved=(SAVED,),
     recorded=True,
     barrier="barrier",

@@ -46,7 +46,9 @@ async def spawn(asker: Asker, request: Spawn, session: SessionAsked | None = Non
             around.prints_in = _prints_in(asker, around.caller, request, descriptors)
             around.printed_as_text = shows_text(request.copies, around.caller)
         try:
-            if (reply := runtime.parts.instead_of_run(asker.id, around)) is not None:
+            # one in no run is never told to start none
+            inside, instead = around.caller is not None, runtime.parts.instead_of_run
+            if inside and (reply := instead(asker.id, around)) is not None:
                 asker.reply(reply)
                 return
             prepared = await runtime.starting.prepare(around)
