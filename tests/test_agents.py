@@ -122,7 +122,7 @@ def test_words_become_a_command(words: list[str], made: list[str]) -> None:
         (["codex", "exec", "look", "at"], "quote it: sfactl run codex 'look at'"),
         (
             ["sleep", "60"],
-            "no agent 'sleep'; known: aider, claude, .*reviewer.* sfactl run -- sleep 60",
+            "no agent 'sleep'; known: aider, claude, .*reviewer.* '--' before it: -- sleep 60",
         ),
     ],
 )

@@ -83,7 +83,7 @@ class Reading(Struct):
     be billed, and no figure has all of it."""
     skipped_lines: int = 0
     """Lines longer than `MAX_LINE` that may have told usage, and were not read."""
-    windows: WindowsTold | None = None
+    windows: WindowsTold | None = field(default=None, name="subscription")
     by_size: dict[str, dict[int, Tokens]] = field(default_factory=dict)
     """Of the tokens to price, those of single requests, by the step of `SIZES` that their input is
     above: a longer request may cost more. Only of programs that tell each request."""
