@@ -82,7 +82,7 @@ class Starting:
         self._agents = agents
         self._continue_lost = continue_lost
         self._parts = parts
-        self._known: dict[bytes, tuple[object, Prepared]] = {}
+        self._known: dict[tuple[int, bytes], tuple[object, Prepared]] = {}
         self.way = Way(
             leading.look,
             (
@@ -235,26 +235,29 @@ class Starting:
     # the setups, which are read as often as without it, the parts, and where gateways listen. A
     # request for which more is looked at, or made, is not kept.
 
-    def _same(self, around: Surroundings) -> tuple[bytes, object] | None:
-        """Return what equal requests have in common, and what else was decided by. `None`: nothing
-        is kept of this one."""
-        order, peer = around.order, around.peer
+    def _same(self, around: Surroundings) -> tuple[int, bytes] | None:
+        """Return what equal requests have in common: user and words. `None`: nothing is kept of
+        this one."""
         if around.caller is not None or around.session is not None:
             return None
-        words = msgpack.encode(replace(order, id=0, key=None))
-        return words, (peer, around.setups, self._parts.version, self._leading.beside(peer.uid))
+        return around.peer.uid, msgpack.encode(replace(around.order, id=0, key=None))
+
+    def _beside(self, around: Surroundings) -> object:
+        """Return what a request is decided by beside its words."""
+        peer = around.peer
+        return peer, around.setups, self._parts.version, self._leading.beside(peer.uid)
 
     def _decided_before(
-        self, around: Surroundings, same: tuple[bytes, object] | None
+        self, around: Surroundings, same: tuple[int, bytes] | None
     ) -> Prepared | None:
-        beside, p = self._known.get(same[0], (None, None)) if same is not None else (None, None)
-        if same is None or p is None or beside != same[1]:
+        beside, p = self._known.get(same, (None, None)) if same is not None else (None, None)
+        if p is None or beside != self._beside(around):
             return None
         if around.order.tied:  # each to its own connection
             return replace(p, asked=replace(p.asked, tied_to=around.connection))
         return p
 
-    def _keep(self, around: Surroundings, same: tuple[bytes, object] | None, p: Prepared) -> None:
+    def _keep(self, around: Surroundings, same: tuple[int, bytes] | None, p: Prepared) -> None:
         """Keep what was decided without waiting."""
         order = around.order
         # an agent's sessions have random ids
@@ -264,10 +267,10 @@ class Starting:
             or any(each is not None for each in more)
             or self._parts.decides_about(order)
             or p.for_recall is None
-            or max(p.command.size, len(same[0])) > LARGE
+            or max(p.command.size, len(same[1])) > LARGE
         ):
             return
-        self._known.pop(same[0], None)
-        self._known[same[0]] = same[1], p
+        self._known.pop(same, None)
+        self._known[same] = self._beside(around), p
         if len(self._known) > MOST_KNOWN:
             del self._known[next(iter(self._known))]
