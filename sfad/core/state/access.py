@@ -137,11 +137,12 @@ class AccessRules(Struct, frozen=True):
         return peer.owner or (self.admin_gid is not None and self.admin_gid in peer.gids)
 
     def serves(self, peer: Peer) -> bool:
-        return self.all_users or self.is_admin(peer)
+        # the owner first: this is asked for each request
+        return peer.owner or self.all_users or self.is_admin(peer)
 
     def scope(self, peer: Peer) -> "Scope":
         """Return the runs that the peer may know of."""
-        return Scope(None if self.is_admin(peer) else peer.uid, peer.run)
+        return Scope(None if peer.owner or self.is_admin(peer) else peer.uid, peer.run)
 
 
 OPERATOR_ONLY = AccessRules()

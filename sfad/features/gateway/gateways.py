@@ -64,7 +64,8 @@ class Gateways:
         self._make = make
         self.own = make(None)
         self._of_users: dict[int, GatewayProcess] = {}
-        if os.geteuid() == 0:
+        self._for_users = os.geteuid() == 0
+        if self._for_users:
             for path in Path(state_dir).glob(f"gateway-*{RECORD}"):
                 if (text := path.stem.removeprefix("gateway-")).isdecimal():
                     self._of_users[int(text)] = make(int(text))
@@ -75,7 +76,7 @@ class Gateways:
 
     def of(self, uid: int) -> GatewayProcess:
         """Return the gateway of a user's runs."""
-        if uid <= 0 or os.geteuid() != 0:
+        if uid <= 0 or not self._for_users:
             return self.own
         if uid not in self._of_users:
             self._of_users[uid] = self._make(uid)
@@ -84,7 +85,7 @@ class Gateways:
 
     def known(self, uid: int) -> GatewayProcess | None:
         """Return the gateway of a user's runs, if there was need of one."""
-        return self.own if os.geteuid() != 0 or uid == 0 else self._of_users.get(uid)
+        return self._of_users.get(uid) if self._for_users and uid else self.own
 
     def at(self, pid: int) -> GatewayProcess | None:
         """Return the gateway whose process this is."""
