@@ -1,6 +1,7 @@
 """The command `sfad`."""
 
 import gc
+import signal
 
 from .host.headroom import raise_priority
 from .host.secrecy import hide_memory
@@ -16,8 +17,13 @@ def main() -> None:
     # time, which is ten seconds if runs keep all processors busy
     hide_memory()
     raise_priority()
+    # what the handler of Ctrl-C raises is lost where msgspec makes a struct
+    if interruptible := signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     from .cli import app
 
+    if interruptible:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     app(prog_name="sfad")
 
 

@@ -70,8 +70,8 @@ MAX_FLUSHES = 100
 """Flushes of the ledger. Retries and the queue may admit more runs in the meantime."""
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
-"""Those that the daemon handles. They would end a program that has not installed its handlers yet,
-and stay pending until then."""
+"""Those that the daemon handles. They would end a program that has not installed its handlers yet:
+they are blocked from its start on, and stay pending until then."""
 HELD_BACK = (*SIGNALS, signal.SIGCHLD)
 """Those that are blocked when the next program begins after a re-execution, and may be pending."""
 
@@ -361,7 +361,7 @@ class Daemon(Struct):
         # outside the nursery: trio's receiver breaks a task that still iterates over it when it is
         # closed
         with trio.open_signal_receiver(*SIGNALS) as signals:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # blocked across execve(2)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # blocked since the start
             async with trio.open_nursery() as nursery:
                 await nursery.start(runtime.serve)
                 if handed is None or adoption.notes:

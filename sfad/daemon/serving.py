@@ -1,6 +1,7 @@
 """Serving: paths, config, exit codes."""
 
 import os
+import signal
 import sys
 from contextlib import suppress
 from functools import partial
@@ -35,6 +36,8 @@ def serve(
 ) -> None:
     survive_stray_signals()
     unblock_signals(but=daemon.HELD_BACK)
+    # until they are handled: one that ends this process in the middle of its start leaves a cgroup
+    signal.pthread_sigmask(signal.SIG_BLOCK, daemon.SIGNALS)
     hide_memory()
     keep_one_heap()
     if (why := too_few()) is not None:

@@ -24,9 +24,11 @@ from sfad.protocol.types import Status
 from tests.conftest import Start
 from tests.harness import (
     IMPATIENT,
+    PATIENCE,
     Daemon,
     alive,
     ended,
+    instance_of,
     running,
     spawn,
     started,
@@ -98,6 +100,19 @@ def test_signals_until_the_end_change_nothing_of_it(start: Start) -> None:
     assert daemon.stop() == 0
     assert '"message":"stopped"' in daemon.log.read_text()
     assert daemon.leftovers() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_during_the_start_ends_the_daemon_in_order(tmp_path: Path, number: int) -> None:
+    state = tmp_path / "d"
+    words = ["serve", "--socket", str(tmp_path / "s"), "--state-dir", str(state)]
+    daemon = subprocess.Popen([sys.executable, "-m", "sfad", *words], stderr=subprocess.PIPE)
+    with daemon as process:
+        wait_until(state.exists, "it has begun")
+        process.send_signal(number)
+        _, told = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, b'"message":"stopped"' in told) == (0, True), told
+    assert not any(instance_of(state) in path for path in cgroups())
 
 
 def test_reload(start: Start) -> None:
