@@ -43,12 +43,13 @@ def characters(lines: Sequence[Line], varies: str) -> Cells:
 
 
 def looks(lines: Sequence[Line]) -> Cells:
-    """Return characters and looks; of a blank, only what can be seen."""
+    """Return characters and looks; of a blank, only what can be seen, and of those at the end of a
+    line nothing: `tmux capture-pane` does not tell the background of cells that were erased."""
     return [
         [
             (c, look if c.strip() else look.background)
             for c, look in zip(line.characters, line.looks, strict=True)
-        ]
+        ][: max((at for at, c in enumerate(line.characters, 1) if c.strip()), default=0)]
         for line in lines
     ]
 

@@ -140,7 +140,7 @@ def test_a_hook_asks(start: Start) -> None:
     assert decisions == [{"behavior": "allow"}, {"behavior": "deny", "message": "never that"}]
 
 
-CODEX = """#!{python}
+CODEX = """
 import hashlib, json, subprocess, sys, tomllib
 settings = tomllib.loads("\\n".join(
     word for at, word in enumerate(sys.argv) if sys.argv[at - 1] == "-c"))["hooks"]
@@ -165,8 +165,9 @@ print(sys.argv.index("exec") < sys.argv.index("--approve-for-me"), sys.argv[-1])
 
 
 def as_codex(directory: Path, monkeypatch: pytest.MonkeyPatch, trust: str) -> None:
-    program = directory / "codex"
-    program.write_text(CODEX.format(python=sys.executable, trust=trust))
+    program, script = directory / "codex", directory / "codex.py"
+    script.write_text(CODEX.format(trust=trust))
+    program.write_text(f'#!/bin/sh\nexec {PYTHON} {script} "$@"\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
 

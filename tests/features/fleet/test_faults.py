@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -19,7 +17,7 @@ import pytest
 from sfactl.connecting.connection import Client
 from sfad.protocol import messages as m
 from sfad.protocol.types import Limit, LimitKind, Placing, RunInfo, Status
-from tests.harness import spawn, started, wait_until
+from tests.harness import PYTHON, spawn, started, wait_until
 from tests.paper_fleet import Fleet, fleet
 
 TOLD = 60.0
@@ -239,8 +237,7 @@ def test_a_placed_run_shows_what_it_has_used_and_where_it_comes_from(nodes: Flee
 
 def test_a_placed_child_has_its_ancestors_on_both_nodes_and_is_listed_once(nodes: Fleet) -> None:
     n1, n2 = nodes["n1"], nodes["n2"]
-    sfactl = shlex.quote(str(Path(sys.executable).with_name("sfactl")))
-    starts = f"{sfactl} spawn --on n2 --name inner -- sleep 300; exec sleep 300"
+    starts = f"{PYTHON} -m sfactl spawn --on n2 --name inner -- sleep 300; exec sleep 300"
 
     def told() -> list[tuple[str, list[str], int, str]]:
         """Return what is told of it: here and there, in the list of one node and of all."""
