@@ -1,4 +1,5 @@
-"""The real programs in a terminal of their own (`--terminal`) show what they show in tmux."""
+"""The real programs in a terminal of their own (`--terminal`) show what they show in tmux.
+SFAD_TEST_AGENTS=1 takes two of them, SFAD_TEST_AGENTS=all four."""
 
 from __future__ import annotations
 
@@ -147,7 +148,9 @@ def both(desk: MakeDesk, cli: Cli, place: Path, *script: Reply) -> Iterator[Both
 
 
 @pytest.mark.needs("tmux")
-@pytest.mark.parametrize("name", LEAVES)
+@pytest.mark.parametrize(
+    "name", LEAVES if os.environ.get("SFAD_TEST_AGENTS") == "all" else ["claude", "gemini"]
+)
 def test_a_program_shows_the_same_as_in_tmux(desk: MakeDesk, tmp_path: Path, name: str) -> None:
     cli = CLIS[name]
     with both(desk, cli, tmp_path) as programs:
