@@ -147,7 +147,7 @@ settings = tomllib.loads("\\n".join(
 (group,), (state,) = settings["PermissionRequest"], settings["state"].values()
 hooks = [{{**group["hooks"][0], "async": False}}]
 identity = {{"event_name": "permission_request", "hooks": hooks}}
-text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
+text = json.dumps(identity, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 assert state["trusted_hash"] == "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 if sys.argv[-1] == "app-server":
     for line in sys.stdin:
