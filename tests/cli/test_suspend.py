@@ -68,11 +68,14 @@ def job(daemon: World, *words: str) -> int:
 
 
 def until_stopped(shell: Screen) -> None:
-    """Ask bash for its prompt until it tells that the job has stopped: the client stops a moment
-    after the daemon has paused the run, or after it was continued in the background."""
-    shell.type("\r")
+    """Ask bash for its jobs until it tells that the one has stopped: the client stops a moment
+    after the daemon has paused the run, or after it was continued in the background. By itself bash
+    tells it once, perhaps in what was read before."""
+    give_up = time.monotonic() + PATIENCE
+    shell.type("jobs\r")
     while "Stopped" not in shell.expect(r"\n(.|\n)*> $"):
-        shell.type("\r")
+        assert time.monotonic() < give_up
+        shell.type("jobs\r")
 
 
 def wait_for(daemon: World, run: str, *status: str) -> None:
