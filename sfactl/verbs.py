@@ -116,7 +116,7 @@ _MEMBERS = {
             "List the hooks of the config, how often each was started and failed, "
             "and commands of --on-end that are not done"
         ),
-        "test": (
+        "try": (
             "Execute a hook for an invented event, and print how it ended, its output and its time"
         ),
     },

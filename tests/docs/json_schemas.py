@@ -324,7 +324,7 @@ VERBS: dict[str, tuple[Any, ...]] = {
         ),
     ),
     "hooks list": (Hooks,),
-    "hooks test": (content(HookTested),),
+    "hooks try": (content(HookTested),),
     "prune": (put_together("PruneContent", m.Pruned, PruneMore),),
     "reload": (content(m.Reloaded),),
     "shim": (Shims,),

@@ -146,7 +146,7 @@ class Received(threading.Thread):
 
 @pytest.mark.parametrize("recipe", ["ntfy", "slack"])
 def test_a_push_to_a_telephone(start: Start, tmp_path: Path, recipe: str) -> None:
-    """The recipes reach their services, as `sfactl hooks test` says."""
+    """The recipes reach their services, as `sfactl hooks try` says."""
     for program in ("curl", "jq") if recipe == "slack" else ("curl",):
         if shutil.which(program) is None:
             pytest.skip(f"the recipe needs {program}")
@@ -160,7 +160,7 @@ def test_a_push_to_a_telephone(start: Start, tmp_path: Path, recipe: str) -> Non
         config=f'[[hooks]]\nname = "phone"\non = ["run_waiting", "approval_*"]\n{command}\n'
     )
     try:
-        done = daemon.sfactl("hooks", "test", "phone", "--event", "run_waiting")
+        done = daemon.sfactl("hooks", "try", "phone", "--event", "run_waiting")
         assert done.returncode == 0, done.stdout
         assert done.stdout.startswith("exit code 0")
     finally:
@@ -173,5 +173,5 @@ def test_a_push_to_a_telephone(start: Start, tmp_path: Path, recipe: str) -> Non
     else:
         assert path == "/services/T0"
         assert json.loads(body) == {"text": "test run_waiting: a test of this hook"}
-    failed = daemon.sfactl("hooks", "test", "phone", "--event", "approval_requested")
+    failed = daemon.sfactl("hooks", "try", "phone", "--event", "approval_requested")
     assert failed.returncode == 1, "no one listens any more"

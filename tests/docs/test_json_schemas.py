@@ -110,7 +110,7 @@ def test_what_verbs_print_is_valid(start: Any) -> None:
     told("session info", session)
     told("session log", session)
     told("session stop", session, code=None)
-    told("hooks test", "hook")
+    told("hooks try", "hook")
     told("stop", long)
     told("wait", long, code=None)
     told("logs", long)

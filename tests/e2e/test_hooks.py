@@ -245,16 +245,16 @@ def test_a_hook_that_comes_back_is_not_told_what_happened_without_it(
 
 def test_hooks_follow_the_config_and_can_be_tried(start: Start) -> None:
     daemon = start(config=BUSY + hook("mail", "cat; exit 9") + hook("late", "cat", on="alert_*"))
-    tried = daemon.sfactl("hooks", "test", "late", "--event", "alert_cost", "--json")
+    tried = daemon.sfactl("hooks", "try", "late", "--event", "alert_cost", "--json")
     found = json.loads(json.loads(tried.stdout)["output"])
     assert tried.returncode == 0
     assert (found["type"], found["state"], found["agent_name"]) == ("alert_cost", "raised", "test")
-    tried = daemon.sfactl("hooks", "test", "mail", "--json")
+    tried = daemon.sfactl("hooks", "try", "mail", "--json")
     assert tried.returncode == 1
     assert json.loads(tried.stdout)["how"] == "exit code 9"
     # the default, run_failed, would not start it
     assert json.loads(json.loads(tried.stdout)["output"])["type"] == "run_completed"
-    never = daemon.sfactl("hooks", "test", "mail", "--event", "run_failed")
+    never = daemon.sfactl("hooks", "try", "mail", "--event", "run_failed")
     assert (never.returncode, never.stdout) == (2, "")
     assert (
         "'run_failed' does not start hook 'mail'; its 'on' matches: run_completed" in never.stderr
@@ -266,7 +266,7 @@ def test_hooks_follow_the_config_and_can_be_tried(start: Start) -> None:
         "FAILED",
         "DROPPED",
     ]
-    assert "in the config: mail" in daemon.sfactl("hooks", "test", "other").stderr
+    assert "in the config: mail" in daemon.sfactl("hooks", "try", "other").stderr
     inside = daemon.sfactl("run", "-q", "--", sys.executable, "-m", "sfactl", "hooks", "list")
     assert inside.returncode == 77
     assert "only the operator sees the hooks" in inside.stderr

@@ -1,7 +1,7 @@
 """Commands of the operator and of submitters, started at events (docs/hooks.md).
 
 `feature`     the declaration
-`messages`    the request of `sfactl hooks test`
+`messages`    the request of `sfactl hooks try`
 `programs`    whether the program of a hook may be executed
 `saved`       what the spool has of hooks: how far each has come, and commands of `--on-end`
 `reports`     what a hook is given; counts those that end, and tells of those that fail

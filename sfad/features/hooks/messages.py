@@ -1,4 +1,4 @@
-"""The request of `sfactl hooks test`."""
+"""The request of `sfactl hooks try`."""
 
 from ...protocol.requests.base import Reply, Request
 

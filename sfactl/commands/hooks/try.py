@@ -12,8 +12,8 @@ FAILED = 1
 """As of any command that has failed."""
 
 
-@app.command()
-def test(
+@app.command("try")
+def try_(
     name: Annotated[str, NEW_NAME.argument("The hook's name in the config")],
     socket: Socket = None,
     json: Json = False,
