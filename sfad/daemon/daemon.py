@@ -355,8 +355,9 @@ class Daemon(Struct):
         runtime, server, log = self.runtime, self.server, self.log
         if handed is not None:
             runtime.machine.count_before(admitted=handed.admitted, refused=handed.refused)
-        # trio's receiver puts back what was there, and sends again what nobody has taken: a second
-        # SIGTERM at the end would kill this process before it has removed its cgroup
+        # When trio's receiver closes, it restores the earlier handlers and sends again each signal
+        # that was not read. Without these handlers, a second SIGTERM would kill the daemon before
+        # it has removed its cgroup.
         survive_stray_signals(*SIGNALS)
         # outside the nursery: trio's receiver breaks a task that still iterates over it when it is
         # closed

@@ -9,7 +9,7 @@ FACTOR = 4
 LONGER = 1.0
 """Seconds by which an answer may take longer than that."""
 LATE = 10.0
-"""Seconds within which an answer that nobody waits for any more tells how slow its node is."""
+"""Seconds for which a late answer still counts as a measure of how slow its node is."""
 UNKNOWN = 1.0
 """Seconds for the first answer, because the way to the node is opened, too; and for one that was
 heard of within the last `LATELY` seconds: it probably lives."""

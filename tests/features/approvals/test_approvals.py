@@ -223,7 +223,7 @@ def test_a_call_is_denied(start: Start) -> None:
 
 
 def test_what_is_left_out_is_said() -> None:
-    """Nobody allows the end of a command unseen."""
+    """A person sees a whole command before allowing it."""
     hidden = Approval(
         call="call-1", tool="Bash", arguments="x" * 400 + "; rm -rf /", cwd="/", since=NOW
     )

@@ -46,7 +46,7 @@ async def spawn(asker: Asker, request: Spawn, session: SessionAsked | None = Non
             around.prints_in = _prints_in(asker, around.caller, request, descriptors)
             around.printed_as_text = shows_text(request.copies, around.caller)
         try:
-            # one in no run is never told to start none
+            # only a client inside a run can be told to start no other one
             inside, instead = around.caller is not None, runtime.parts.instead_of_run
             if inside and (reply := instead(asker.id, around)) is not None:
                 asker.reply(reply)
