@@ -21,6 +21,7 @@ from sfad.host.counts import Counts
 from sfad.host.files import Damages
 from sfad.host.log import Log
 from sfad.host.tasks import LoopRounds
+from sfad.processes.launcher import LaunchSpec
 from sfad.protocol.messages import Spawn
 from sfad.start.asking import fill_in_asked
 from sfad.start.prepared import Prepared, Surroundings
@@ -85,6 +86,11 @@ def undecided(around: Surroundings) -> Prepared:
 
 
 AGENT = Spawn(id=1, argv=[b"agent"], cwd=b"/", env=[])
+
+
+def spec_of(env: list[bytes]) -> LaunchSpec:
+    """Return what the heart launches `AGENT` with."""
+    return LaunchSpec(AGENT.argv, AGENT.cwd, env)
 
 
 async def spawned(runtime: Runtime, spawn: Spawn = AGENT, peer: Peer = ANN) -> str:

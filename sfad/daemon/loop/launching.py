@@ -28,7 +28,7 @@ from ...runs.live import Live, bounds_of
 from ...usage.metering import Metering
 from .leading import Leading
 from .resources import Resources
-from .seam import Launch, Parts
+from .seam import Parts
 
 Arm = Callable[[RunId, Timer, float], None]
 """Run, timer, time."""
@@ -122,47 +122,29 @@ class Launching(Struct, frozen=True):
         return self.resources.spool.journal.is_saved(live.run.id)
 
     def _spec(self, live: Live, left: float, now: float, opened: list[int]) -> LaunchSpec:
-        run, command, attempt = live.run, live.command, live.run.latest
+        run, attempt = live.run, live.run.latest
         stdio = stdin, _, _ = (
             self._stdio_of_stage(live, opened) if attempt.stage else self._stdio(live, opened)
         )
         if run.ancestors:
             left = min(left, *[_left(above, now) for above in run.ancestors])
         deadline = wall_clock().timestamp() + left
-        inherits = live.output.stdio == "inherit"
-        terminal = inherits and stdin is not None and _is_terminal(stdin)
-        env = run_environment(live, socket=self.resources.socket, deadline=deadline)
-        asked = Launch(env, terminal, stdio=stdio, closes=opened.append)
-        given = self.parts.launch(live, asked)
-        argv, env = command.argv, given.env
-        if attempt.stage:
-            if given.argv is None:
-                raise OSError(errno.ENOTSUP, "this sfad has no feature that executes it")
-            argv = given.argv
-        elif attempt.number > 1 or attempt.resumes:
-            session = run.agent_session if attempt.resumes else None
-            argv = argv_of(
-                command, attempt.number, session,
-                terminal=given.terminal or inherits, told=attempt.told,
-            )  # fmt: skip
-        argv, env = self.leading.named(run.id, argv, env)
-        return LaunchSpec(
-            argv=argv,
-            cwd=given.cwd or command.cwd,
-            env=env,
-            umask=command.umask,
-            stdin=given.stdio[0],
-            stdout=given.stdio[1],
-            stderr=given.stdio[2],
-            terminal=given.terminal,
-            alone=given.alone,
+        terminal = live.output.stdio == "inherit" and stdin is not None and _is_terminal(stdin)
+        spec = LaunchSpec(
+            _argv(live),
+            live.command.cwd,
+            run_environment(live, socket=self.resources.socket, deadline=deadline),
+            live.command.umask,
+            *stdio,
+            terminal=terminal,
             bounds=bounds_of(run),
-            stand_ins=given.stand_ins,
-            sandbox=given.sandbox,
-            first_step=given.first_step,
             user=live.credentials,
             nonce=live.nonce,
         )
+        spec = self.parts.launch(live, spec, opened)
+        if not spec.argv:
+            raise OSError(errno.ENOTSUP, "this sfad has no feature that executes it")
+        return self.leading.named(run.id, spec)
 
     def _stdio_of_stage(self, live: Live, opened: list[int]) -> tuple[int | None, None, None]:
         """Return the terminal in which the run was started, where there is one: Ctrl-C has to reach
@@ -188,6 +170,18 @@ class Launching(Struct, frozen=True):
         owner = None if live.credentials is None else (live.credentials.uid, live.credentials.gid)
         opened += self.resources.output.open_for_run(live.run.id, owner)
         return piped, opened[0], opened[1]
+
+
+def _argv(live: Live) -> list[bytes]:
+    """Return the command of an attempt. That of a stage is its feature's to know."""
+    attempt, command = live.run.latest, live.command
+    if attempt.stage:
+        return []
+    if attempt.number == 1 and not attempt.resumes:
+        return command.argv
+    session = live.run.agent_session if attempt.resumes else None
+    terminal = live.output.stdio == "inherit" or live.parts.of("terminal") is not None
+    return argv_of(command, attempt.number, session, terminal=terminal, told=attempt.told)
 
 
 def _left(run: Run, now: float) -> float:

@@ -15,13 +15,14 @@ from hashlib import blake2b
 from pathlib import Path
 
 import trio
+from msgspec.structs import replace
 
 from ...agents.setup_reader import TreeSetups
 from ...core.events import AgentProcess
 from ...host.log import Log
 from ...host.tasks import keep_serving
 from ...processes import kernel
-from ...processes.launcher import Launcher
+from ...processes.launcher import Launcher, LaunchSpec
 from ...protocol.event_types import EventType
 from ...protocol.known import KNOWN_PROGRAMS, KnownProgram
 from ...protocol.types import RunId, Severity
@@ -219,14 +220,12 @@ class Gateways:
             else None
         )
 
-    def named(
-        self, run: RunId, argv: list[bytes], env: list[bytes]
-    ) -> tuple[list[bytes], list[bytes]]:
-        """Return command and environment of a run, each address of the gateway in them with what
-        names the run. Raises `OSError`."""
+    def named(self, run: RunId, spec: LaunchSpec) -> LaunchSpec:
+        """Return what a run is launched with, each address of the gateway in command and
+        environment with what names the run. Raises `OSError`."""
         if (token := self.token(run)) is None:
-            return argv, env
-        return _with_token(argv, token), _with_token(env, token)
+            return spec
+        return replace(spec, argv=_with_token(spec.argv, token), env=_with_token(spec.env, token))
 
     def passage(self, gateway_uid: int | None, run: RunId) -> str | None:
         """Return what names a run to the service's own gateway, where a gateway passes calls on to
