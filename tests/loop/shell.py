@@ -73,9 +73,7 @@ async def shell(
 
 def bare(order: Spawn) -> Surroundings:
     """Return what is around a request where nothing else is."""
-    return Surroundings(
-        order=order, peer=ANN, user=None, client=1, live={}, agents=dict, find=lambda _: None
-    )
+    return Surroundings(order=order, peer=ANN, user=None, client=1, live={}, agents=dict)
 
 
 def undecided(around: Surroundings) -> Prepared:

@@ -30,9 +30,6 @@ from .leading import Leading
 from .resources import Resources
 from .seam import Parts
 
-Arm = Callable[[RunId, Timer, float], None]
-"""Run, timer, time."""
-
 
 class NotLaunched(Exception):
     def __init__(self, number: int, why: str, kind: Literal["launch", "output"]) -> None:
@@ -49,7 +46,8 @@ class Launching(Struct, frozen=True):
     metering: Metering
     descriptors: Descriptors
     feed: e.Feed
-    arm: Arm
+    arm: Callable[[RunId, Timer, float], None]
+    """Given run, timer and time."""
     leading: Leading
     parts: Parts
 
@@ -117,14 +115,15 @@ class Launching(Struct, frozen=True):
         return self.resources.spool.journal.is_saved(live.run.id)
 
     def _spec(self, live: Live, left: float, now: float, opened: list[int]) -> LaunchSpec:
-        run = live.run
+        run, attempt = live.run, live.run.latest
+        is_first = attempt.number == 1 and not (attempt.stage or attempt.resumes)
         stdin, stdout, stderr = self._stdio(live, opened)
         if run.ancestors:
             left = min(left, *[_left(above, now) for above in run.ancestors])
         deadline = wall_clock().timestamp() + left
         terminal = live.output.stdio == "inherit" and stdin is not None and _is_terminal(stdin)
         spec = LaunchSpec(
-            _argv(live),
+            live.command.argv if is_first else _argv(live),
             live.command.cwd,
             run_environment(live, socket=self.resources.socket, deadline=deadline),
             live.command.umask,
@@ -163,12 +162,11 @@ class Launching(Struct, frozen=True):
 
 
 def _argv(live: Live) -> list[bytes]:
-    """Return the command of an attempt. That of a stage is its feature's to know."""
+    """Return the command of an attempt that is not the first. That of a stage is its feature's to
+    know."""
     attempt, command = live.run.latest, live.command
     if attempt.stage:
         return []
-    if attempt.number == 1 and not attempt.resumes:
-        return command.argv
     session = live.run.agent_session if attempt.resumes else None
     terminal = live.output.stdio == "inherit" or live.parts.of("terminal") is not None
     return argv_of(command, attempt.number, session, terminal=terminal, told=attempt.told)

@@ -13,7 +13,6 @@ from msgspec import msgpack
 from msgspec.structs import replace
 
 from ...agents.registered import Registered
-from ...core.machine import Machine
 from ...core.state.access import Peer
 from ...processes.credentials import Credentials
 from ...protocol.errors import wrong_state
@@ -21,15 +20,7 @@ from ...protocol.messages import Spawn
 from ...protocol.types import RunInfo
 from ...runs.catalogue import RunCatalogue
 from ...start.asking import fill_in_asked
-from ...start.checks import (
-    LARGE,
-    check_bounds,
-    check_characters,
-    check_key,
-    check_meter,
-    check_size,
-    check_values,
-)
+from ...start.checks import CHECKS, LARGE
 from ...start.continuing import find_agent_session, resumable_program
 from ...start.prepared import Check, Prepared, Step, Surroundings
 from ...start.recalling import recalled, to_recall
@@ -40,7 +31,6 @@ from ...start.steps import (
     narrow_tools,
     resume_command,
 )
-from ..lookup import find_run
 from .leading import Leading
 from .own_servers import ServerWatch, keep_alone
 from .seam import Parts
@@ -60,7 +50,6 @@ class Starting:
 
     def __init__(
         self,
-        machine: Machine,
         catalogue: RunCatalogue,
         leading: Leading,
         servers: ServerWatch,
@@ -69,7 +58,6 @@ class Starting:
         continue_lost: Callable[[], bool],
     ) -> None:
         """`agents`, `continue_lost`: what the config says now."""
-        self._machine = machine
         self._catalogue = catalogue
         self.leading = leading
         self._agents = agents
@@ -96,26 +84,12 @@ class Starting:
             parts.load, parts.prepare_elsewhere, narrow_tools, forget_told_time, *last,
         )  # fmt: skip
         """For a run that is to execute on another machine: the daemon there takes the others."""
-        self.checks: Sequence[Check] = (
-            check_size,
-            check_characters,
-            check_bounds,
-            check_values,
-            check_meter,
-            parts.check,
-            servers.check,
-        )
+        self.checks: Sequence[Check] = (*CHECKS, parts.check, servers.check)
 
     def around(
-        self,
-        order: Spawn,
-        peer: Peer,
-        user: Credentials | None,
-        client: int | None = None,
-        **more: Any,
+        self, order: Spawn, peer: Peer, user: Credentials | None, **more: Any
     ) -> Surroundings:
-        """Return what is around a request. `client`: the process that asks; the daemon itself, if
-        there is none. `more`: further fields of `Surroundings`."""
+        """Return what is around a request. `more`: further fields of `Surroundings`."""
         live, caller = self._catalogue.live, None
         if peer.run is not None and (caller := live.get(peer.run)) is not None:
             more["setups"] = live[caller.run.root.id].setups
@@ -123,32 +97,23 @@ class Starting:
             order=order,
             peer=peer,
             user=user,
-            client=os.getpid() if client is None else client,
             live=live,
             agents=self._agents,
-            find=lambda handle: self._find(handle, peer),
             caller=caller,
             **more,
         )
-
-    def _find(self, handle: str, peer: Peer) -> RunInfo | None:
-        run = find_run(self._catalogue, handle, self._machine.scope(peer))
-        return self._catalogue.info(run)
 
     async def prepare(self, around: Surroundings) -> Prepared:
         """Return what is decided about a request, once all that its run may not start without is
         there. Nothing changes it afterwards: an equal request may get the same. Raise `Invalid`,
         `RequestError`, `OSError`."""
-        order = around.order
-        if order.key is not None:  # equal requests differ in that
-            check_key(order.key)
         if (looks := self.leading.look(around)) is not None:
             around.setups = await looks
         asked, beside = _asked(around), self._beside(around)
         known, p = self._known.get(asked, (None, None))
         if p is None or known != beside:
             p = await self._decide(around, asked, beside)
-        elif order.tied:  # each to its own connection
+        elif around.order.tied:  # each to its own connection
             p = replace(p, asked=replace(p.asked, tied_to=around.connection))
         if (waits := self.leading.have(p, around)) is not None:
             await waits

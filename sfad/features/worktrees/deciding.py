@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from ...agents.command import Command
 from ...core.state.naming import derive_name
 from ...core.state.policy import Invalid
+from ...daemon.lookup import find_run
 from ...daemon.loop.seam import Heart
 from ...git.commands import LOCAL
 from ...processes.contained_commands import ContainedCommand
@@ -84,7 +85,9 @@ class Worktrees:
         check_most("characters of --worktree", len(asked.branch or ""), 200)
         earlier = None
         if asked.of is not None:
-            earlier = around.find(asked.of)
+            heart = self._heart
+            run = find_run(heart.catalogue, asked.of, heart.machine.scope(around.peer))
+            earlier = heart.catalogue.info(run)
             if earlier is not None and earlier.user != around.peer.user:
                 raise bad_request(
                     f"run {earlier.id} belongs to {earlier.user}, "

@@ -39,18 +39,17 @@ async def spawn(asker: Asker, request: Spawn, session: SessionAsked | None = Non
     `OSError`."""
     descriptors = _take_descriptors(asker, request)
     try:
-        if _answered_again(asker, request):
+        if request.key is not None and _answered_again(asker, request):
             return
         runtime, around = asker.runtime, _around(asker, request, session)
-        if around.caller is not None:
-            around.prints_in = _prints_in(asker, around.caller, request, descriptors)
-            around.printed_as_text = shows_text(request.copies, around.caller)
         try:
-            # only a client inside a run can be told to start no other one
-            inside, instead = around.caller is not None, runtime.parts.instead_of_run
-            if inside and (reply := instead(asker.id, around)) is not None:
-                asker.reply(reply)
-                return
+            if around.caller is not None:
+                around.prints_in = _prints_in(asker, around.caller, request, descriptors)
+                around.printed_as_text = shows_text(request.copies, around.caller)
+                # only such a client can be told to start no other run
+                if (reply := runtime.parts.instead_of_run(asker.id, around)) is not None:
+                    asker.reply(reply)
+                    return
             prepared = await runtime.starting.prepare(around)
         except (Invalid, RequestError) as error:
             if not asker.still_wanted() or _answered_again(asker, request):
@@ -107,12 +106,10 @@ def _prints_in(asker: Asker, caller: Live, request: Spawn, descriptors: list[int
             return each.run.id
     if path.startswith("/dev/") or chosen(tuple(map(shown, request.argv))) is None:
         return None
-    scripts = [each for each in reversed(above) if each.gated and _is_metered_script(each)]
-    return scripts[0].run.id if scripts else None
-
-
-def _is_metered_script(live: Live) -> bool:
-    return live.program is not None and chosen(live.run.asked.shown.argv) is None
+    for each in reversed(above):
+        if each.gated and each.program is not None and chosen(each.run.asked.shown.argv) is None:
+            return each.run.id  # a metered script
+    return None
 
 
 def _answered_again(asker: Asker, request: Spawn) -> bool:
@@ -145,7 +142,7 @@ def _around(asker: Asker, request: Spawn, session: SessionAsked | None) -> Surro
         _with_awaited(asker, request) if request.after else request,
         peer,
         submitter(asker.connection, runtime.resources.launcher.containment),
-        asker.connection.sender,
+        client=asker.connection.sender,
         connection=asker.connection.number,
         session=session,
         earlier=earlier,
