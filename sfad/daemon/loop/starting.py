@@ -109,7 +109,9 @@ class Starting:
         `RequestError`, `OSError`."""
         if (looks := self.leading.look(around)) is not None:
             around.setups = await looks
-        asked, beside = _asked(around), self._beside(around)
+        # what a request is decided by: its words, and beside these
+        asked = _asked(around)
+        beside = around.setups, self._parts.version, self.leading.beside(around.peer.uid)
         known, p = self._known.get(asked, (None, None))
         if p is None or known != beside:
             p = await self._decide(around, asked, beside)
@@ -186,10 +188,6 @@ class Starting:
     # for the same user only, by an equal request, and as long as all that was decided by is equal:
     # the setups, which are read as often as without it, the parts, and where gateways listen. A
     # request for which more is looked at, or made, is not kept.
-
-    def _beside(self, around: Surroundings) -> object:
-        """Return what a request is decided by beside its words."""
-        return around.setups, self._parts.version, self.leading.beside(around.peer.uid)
 
     def _may_be_kept(self, p: Prepared, order: Spawn, asked: _Asked) -> bool:
         return (
