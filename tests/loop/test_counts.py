@@ -89,7 +89,7 @@ async def in_a_batch(runtime: Runtime) -> None:
 
 
 @pytest.mark.parametrize(
-    ("load", "calls", "written"), [(one_by_one, 570, 26), (in_a_batch, 475, 8)]
+    ("load", "calls", "written"), [(one_by_one, 560, 26), (in_a_batch, 470, 8)]
 )
 async def test_a_run_costs_so_many_calls_and_writes_at_most(
     tmp_path: Path, load: Callable[[Runtime], Awaitable[None]], calls: int, written: int
