@@ -150,6 +150,8 @@ class Fleet:
         self.pace = Pace()
         self._ways: dict[str, list[Asking]] = {}
         """Connections to other nodes on which nothing is asked now."""
+        self.kept: dict[str, float] = {}
+        """Nodes to which connections stay open for longer than `KEPT`."""
         self._late: set[str] = set()
         """Nodes that have not answered in time, and may do so yet."""
         self._nursery: trio.Nursery | None = None
@@ -301,7 +303,7 @@ class Fleet:
         else:
             node = conversation.node
             self._ways.setdefault(node, []).append(conversation)
-            at = trio.current_time() + KEPT
+            at = trio.current_time() + self.kept.get(node, KEPT)
             self._timers.arm(("way", node), at, partial(self._close_ways, node))
         return reply
 
