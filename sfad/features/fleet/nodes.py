@@ -2,8 +2,8 @@
 each question.
 
 No question waits for a node that does not answer. All are asked at once, and once this node's own
-daemon has answered, each other one has as long as `Pace` grants it. Of a large fleet, this daemon
-asks some nodes, and each of these asks others for it (`Relay`)."""
+daemon has answered, each other one has what is left of the time that `Pace` grants it. Of a large
+fleet, this daemon asks some nodes, and each of these asks others for it (`Relay`)."""
 
 import math
 from collections.abc import Awaitable, Callable, Collection, Iterable
@@ -25,7 +25,7 @@ from ...protocol.types import FleetPlace, RunInfo
 from ...storage.ledger.queries import Page
 from .messages import FleetTold, Relay, Relayed
 from .node import NOT_JOINED, Fleet, NotConnected
-from .pace import UNKNOWN
+from .pace import LEAST, UNKNOWN
 
 R = TypeVar("R", bound=m.Reply)
 
@@ -74,14 +74,16 @@ class Nodes:
         daemon is in no fleet."""
         if not self.fleet.enabled:
             raise NotConnected(NOT_JOINED)
-        if trio.current_time() - self._looked_at > LOOK:
+        looks = trio.current_time() - self._looked_at > LOOK
+        if looks:
             self._looked_at, self._told = trio.current_time(), trio.Event()
             try:
                 self.fleet.ask_nodes(self._learn)
             except OSError as error:
                 self._miss(str(error))
-        with trio.move_on_after(UNKNOWN if len(self.names) < 2 else UNKNOWN / 10):
-            await self._told.wait()
+        if looks or len(self.names) < 2:
+            with trio.move_on_after(UNKNOWN if len(self.names) < 2 else UNKNOWN / 10):
+                await self._told.wait()
 
     def _learn(self, told: FleetTold) -> None:
         if told.refused is not None:
@@ -115,7 +117,7 @@ class Nodes:
         """Return the answer of a node. `within`: seconds that it has for it, if that takes work.
         Raise `RequestError`, `OSError`."""
         if within is None:
-            least = OWN if node == self.own else UNKNOWN
+            least = OWN if node == self.own else LEAST
             return await self.ask_briefly(
                 node, request, expected, max(least, self.fleet.pace.patience(node))
             )
@@ -337,6 +339,7 @@ class Question(Generic[R]):
         self._found: dict[str, R] = {}
         self._failed: dict[str, str] = {}
         self._scopes: dict[str, trio.CancelScope] = {}
+        self._began = trio.current_time()
         self._own_took: float | None = None
         """Seconds that this node's own daemon has taken, once it has answered."""
 
@@ -350,21 +353,20 @@ class Question(Generic[R]):
         async with trio.open_nursery() as nursery:
             for group in groups:
                 nursery.start_soon(self._ask_group, group, wanted)
-            began = trio.current_time()
             if own in nodes:
                 await self._one(own, wanted(own))
             if self._bounded:
-                # on a busy machine all answers take as long as this node's own one
-                self._own_took = trio.current_time() - began
+                self._own_took = trio.current_time() - self._began
                 for node, scope in self._scopes.items():
                     self._bound(node, scope)
         return self._found, self._failed
 
     def _bound(self, node: str, scope: trio.CancelScope) -> None:
-        """Give a node its time, from now on."""
+        """Give a node its time, once it is known how long this node's own daemon takes: on a busy
+        machine all answers take as long."""
         if self._own_took is not None:
-            patience = max(self._patience(node), self._own_took)
-            scope.deadline = min(scope.deadline, trio.current_time() + patience)
+            patience = max(self._patience(node), 2 * self._own_took)
+            scope.deadline = min(scope.deadline, self._began + patience)
 
     def _patience(self, node: str) -> float:
         return self._nodes.fleet.pace.patience(node)

@@ -15,7 +15,7 @@ from trio.testing import MockClock
 from sfad.features.fleet.messages import Relay, SharedSubscriptions, ShareSubscriptions
 from sfad.features.fleet.node import Asking, Fleet
 from sfad.features.fleet.nodes import Nodes
-from sfad.features.fleet.pace import LATE, LEAST, LONGER, UNKNOWN, Pace
+from sfad.features.fleet.pace import LATELY, LEAST, LONGER, OWED, UNKNOWN, Pace
 from sfad.host.clock import Timers
 from sfad.protocol import messages as m
 from sfad.protocol.errors import RequestError
@@ -156,7 +156,11 @@ def test_a_node_that_is_late_has_longer_and_one_that_is_silent_has_not(
     pace.answered("n2", 2.5)
     assert pace.patience("n2") == 2.5 + LONGER
     pace.missed("n2")
-    now += LATE + 1
-    assert pace.patience("n2") == LEAST
-    pace.answered("n2", 0.1)
-    assert pace.patience("n2") > LEAST
+    assert pace.patience("n2") == OWED
+    pace.answered("n2", 0.001)
+    assert LEAST < pace.patience("n2") < 2.5 + LONGER
+    for _ in range(20):
+        pace.answered("n2", 0.001)
+    assert pace.patience("n2") == UNKNOWN
+    now += LATELY
+    assert LEAST < pace.patience("n2") < UNKNOWN
