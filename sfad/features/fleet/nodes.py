@@ -2,8 +2,8 @@
 each question.
 
 No question waits for a node that does not answer. All are asked at once, and once this node's own
-daemon has answered, each other one has what is left of the time that `Pace` grants it. Of a large
-fleet, this daemon asks some nodes, and each of these asks others for it (`Relay`)."""
+daemon has answered, each other one has as long as `Pace` grants it. Of a large fleet, this daemon
+asks some nodes, and each of these asks others for it (`Relay`)."""
 
 import math
 from collections.abc import Awaitable, Callable, Collection, Iterable
@@ -65,6 +65,7 @@ class Nodes:
         self._told = trio.Event()
         self._heard: dict[str, tuple[datetime, list[RunInfo]]] = {}
         """The live runs of each node as it has told of all of them, and when."""
+        self._heard_in_all = 0
         self._answered_at: dict[str, datetime] = {}
 
     # ---- which there are
@@ -257,9 +258,11 @@ class Nodes:
         """Keep the live runs among all runs that a node has told of, for the time when it does not
         answer."""
         live = [run for run in runs if not run.status.terminal]
-        self._heard.pop(node, None)
-        if len(live) + sum(len(kept) for _, kept in self._heard.values()) <= HEARD:
+        _, before = self._heard.pop(node, (at, ()))
+        self._heard_in_all -= len(before)
+        if len(live) + self._heard_in_all <= HEARD:
             self._heard[node] = at, live
+            self._heard_in_all += len(live)
 
     def heard(self, node: str, wanted: m.List) -> list[RunInfo]:
         """Return the live runs that a request asks for as this node told of them last, with that
@@ -339,7 +342,6 @@ class Question(Generic[R]):
         self._found: dict[str, R] = {}
         self._failed: dict[str, str] = {}
         self._scopes: dict[str, trio.CancelScope] = {}
-        self._began = trio.current_time()
         self._own_took: float | None = None
         """Seconds that this node's own daemon has taken, once it has answered."""
 
@@ -353,20 +355,21 @@ class Question(Generic[R]):
         async with trio.open_nursery() as nursery:
             for group in groups:
                 nursery.start_soon(self._ask_group, group, wanted)
+            began = trio.current_time()
             if own in nodes:
                 await self._one(own, wanted(own))
             if self._bounded:
-                self._own_took = trio.current_time() - self._began
+                # on a busy machine all answers take as long as this node's own one
+                self._own_took = trio.current_time() - began
                 for node, scope in self._scopes.items():
                     self._bound(node, scope)
         return self._found, self._failed
 
     def _bound(self, node: str, scope: trio.CancelScope) -> None:
-        """Give a node its time, once it is known how long this node's own daemon takes: on a busy
-        machine all answers take as long."""
+        """Give a node its time, from now on."""
         if self._own_took is not None:
-            patience = max(self._patience(node), 2 * self._own_took)
-            scope.deadline = min(scope.deadline, self._began + patience)
+            patience = max(self._patience(node), self._own_took)
+            scope.deadline = min(scope.deadline, trio.current_time() + patience)
 
     def _patience(self, node: str) -> float:
         return self._nodes.fleet.pace.patience(node)
