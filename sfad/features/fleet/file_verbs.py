@@ -20,7 +20,7 @@ from .files.kept import Shipment, ShipRefused
 from .files.sending import PACK_SECONDS, Shipping
 from .messages import FetchFiles, FilesKept, FilesPacked, FilesPart, GetFiles, PutFiles
 from .node import NOT_JOINED, PASSED_ON, Fleet
-from .pace import UNKNOWN
+from .pace import LEAST
 
 
 class FileVerbs(Struct, frozen=True):
@@ -106,12 +106,19 @@ class FileVerbs(Struct, frozen=True):
     def answer_there(self, asker: Asker, request: Any, run: RunInfo) -> bool:
         """Have the node answer where the run executes. The peer was permitted to ask."""
         place = run.fleet
-        if place is None or not place.run or not request.answered_there:
+        if place is None or not place.run:
             return False
         node = place.node
         assert node is not None
+        if isinstance(request, m.Logs):
+            raise wrong_state(
+                f"the output of run {run.id} is on node {node}, and no file can be handed out from "
+                "there: name the run alone, or read it in pieces"
+            )
+        if not request.answered_there:
+            return False
         there = replace(request, id=1, run=place.run)
-        within = max(UNKNOWN, self._fleet.pace.patience(node))
+        within = max(LEAST, self._fleet.pace.patience(node))
         if isinstance(request, FetchFiles | m.Send):
             within = PACK_SECONDS if isinstance(request, FetchFiles) else PASSED_ON
 

@@ -62,6 +62,8 @@ class Nodes:
         self.trouble: str | None = None
         """Why it is not known which nodes there are now."""
         self._looked_at = -math.inf
+        self._wait_until = -math.inf
+        """When the answer to the last look is not waited for any more."""
         self._told = trio.Event()
         self._heard: dict[str, tuple[datetime, list[RunInfo]]] = {}
         """The live runs of each node as it has told of all of them, and when."""
@@ -70,21 +72,30 @@ class Nodes:
 
     # ---- which there are
 
+    async def serve(self) -> None:
+        """Learn which nodes there are whenever this one has joined, until cancelled: when they are
+        asked for, Ray may not answer."""
+        while True:
+            await self.fleet.connected.wait()
+            with suppress(OSError):
+                await self.look()
+            await self.fleet.disconnected.wait()
+
     async def look(self) -> None:
         """Learn of nodes that have joined, where that takes no time. Raise `NotConnected` if this
         daemon is in no fleet."""
         if not self.fleet.enabled:
             raise NotConnected(NOT_JOINED)
-        looks = trio.current_time() - self._looked_at > LOOK
-        if looks:
+        if trio.current_time() - self._looked_at > LOOK:
+            patience = UNKNOWN if len(self.names) < 2 else UNKNOWN / 10
+            self._wait_until = trio.current_time() + patience
             self._looked_at, self._told = trio.current_time(), trio.Event()
             try:
                 self.fleet.ask_nodes(self._learn)
             except OSError as error:
                 self._miss(str(error))
-        if looks or len(self.names) < 2:
-            with trio.move_on_after(UNKNOWN if len(self.names) < 2 else UNKNOWN / 10):
-                await self._told.wait()
+        with trio.move_on_at(self._wait_until):
+            await self._told.wait()
 
     def _learn(self, told: FleetTold) -> None:
         if told.refused is not None:
@@ -107,8 +118,9 @@ class Nodes:
     @property
     def unknown(self) -> dict[str, str]:
         """Return what an answer of all nodes lacks where no other node is known."""
-        alone = self.names == [self.own] and self.trouble is not None
-        return {"?": f"other nodes are not known: {self.trouble}"} if alone else {}
+        if self.names != [self.own] or (self._told.is_set() and self.trouble is None):
+            return {}
+        return {"?": f"other nodes are not known: {self.trouble or 'Ray has not answered yet'}"}
 
     # ---- questions
 

@@ -190,6 +190,8 @@ def test_a_cut_off_node_stops_the_run_before_its_giver_gives_it_up() -> None:
     above = one.machine.tree.get(top)
     assert above is not None
     assert above.account.below[LimitKind.COST] == to_nanos(0.25)  # what it has used is not known
+    assert (kid.account.cost_at_most, kid.account.partial) == (True, False)
+    assert kid.account.sources["report"].tokens is None  # of which its share has none
 
 
 def test_a_node_that_is_away_for_less_than_the_lease_goes_on() -> None:
