@@ -1,9 +1,11 @@
 """Verbs about files that are sent with runs: `put_files`, `fetch_files`, `get_files`; and requests
 that are answered on the node where a run executes."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
+import trio
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -20,7 +22,12 @@ from .files.kept import Shipment, ShipRefused
 from .files.sending import PACK_SECONDS, Shipping
 from .messages import FetchFiles, FilesKept, FilesPacked, FilesPart, GetFiles, PutFiles
 from .node import NOT_JOINED, PASSED_ON, Fleet
+from .nodes import SILENT
 from .pace import LEAST
+
+SILENT_FOR = 1.0
+"""Seconds for which a node that has not answered is not asked again if something is left here:
+output is read in several pieces."""
 
 
 class FileVerbs(Struct, frozen=True):
@@ -28,6 +35,8 @@ class FileVerbs(Struct, frozen=True):
     _shipping: Shipping
     _launcher: Launcher
     _remains: Remains
+    _silent: dict[str, float] = {}
+    """When each node has last not answered."""
 
     def all(self) -> Mapping[type[Request], Answer]:
         return {
@@ -123,9 +132,13 @@ class FileVerbs(Struct, frozen=True):
             within = PACK_SECONDS if isinstance(request, FetchFiles) else PASSED_ON
 
         async def ask() -> m.Reply:
+            silent = trio.current_time() - self._silent.get(node, -math.inf) < SILENT_FOR
+            if silent and (left := self._remains.answer(request, run, f"node {node} {SILENT}")):
+                return left
             try:
                 reply = await self._fleet.pass_on(node, there, within)
             except OSError as error:
+                self._silent[node] = trio.current_time()
                 if (left := self._remains.answer(request, run, str(error))) is not None:
                     return left
                 raise
