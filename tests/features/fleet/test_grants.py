@@ -102,6 +102,9 @@ def test_its_share_is_counted_before_it_is_sent_and_the_rest_comes_back() -> Non
     assert not net.nodes["n2"].spend("a1", to_nanos(0.2))  # its limit ends it
     net.settle()
     assert (top.admitted, top.account.below[LimitKind.COST]) == (2, to_nanos(0.1))
+    handed_on = bound(41, "SFA_MAX_DESCENDANTS")
+    one.spawn("next", inside=top.id, placing=Placing(node="n2"), max_descendants=handed_on)
+    assert top.admitted == 2 + 1 + 8  # as if it had asked for nothing: of 39, a quarter
 
 
 def test_a_loop_across_nodes_is_refused_with_its_path() -> None:
