@@ -48,8 +48,8 @@ def part(heart: Heart) -> Part:
 
     async def serve() -> None:
         async with trio.open_nursery() as nursery:
-            serving = (fleet.serve, process.serve, remains.serve, quotas.serve, awaited.serve)
-            for each in (*serving, keeper.serve, keeper.serve_shares):
+            serving = (fleet.serve, nodes.serve, process.serve, remains.serve, quotas.serve)
+            for each in (*serving, awaited.serve, keeper.serve, keeper.serve_shares):
                 nursery.start_soon(keep_serving, each, resources.log.internal_error)
 
     def changed(runs: Collection[Run]) -> None:
