@@ -52,8 +52,8 @@ async def shell(
     )
     resources = Resources(
         log, timers, rounds, Spool(directory / "spool", timers, rounds, print), ledger,
-        OutputFiles(directory / "output"), launcher, early_events, str(directory / "s"),
-        str(directory), lambda: None, Counts(), Damages(print), everyone,
+        OutputFiles(directory / "output", rounds=rounds), launcher, early_events,
+        str(directory / "s"), str(directory), lambda: None, Counts(), Damages(print), everyone,
     )  # fmt: skip
     runtime = Runtime(
         resources, loaded, shut_down=lambda: None,
