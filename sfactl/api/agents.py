@@ -50,9 +50,12 @@ def address(url: str | None, upstream: str, run: RunId) -> str:
 
 
 def failure(error: BaseException | None) -> str | None:
-    """Return why an agent has failed that ended with this exception."""
+    """Return why an agent has failed that ended with this exception; of a group, with its
+    first."""
     if error is None:
         return None
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
     words = str(error).strip().splitlines()
     return f"{type(error).__name__}{f': {words[0][:500]}' if words else ''}"
 

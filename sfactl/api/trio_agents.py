@@ -258,11 +258,10 @@ async def block(
             raise
         with agent.cancel_scope:
             yield agent
-    except trio.Cancelled:
-        failed = "its block was cancelled"
-        raise
     except BaseException as error:
-        failed = failure(error)
+        # a nursery has its tasks' exceptions in a group
+        rest = BaseExceptionGroup("", [error]).split(trio.Cancelled)[1]
+        failed = "its block was cancelled" if rest is None else failure(rest)
         raise
     finally:
         with trio.move_on_after(LAST, shield=True):
