@@ -102,7 +102,7 @@ class Runtime:
         )  # fmt: skip
         ledger.report_to(self.saver)
         self.starting = Starting(
-            self.machine, self.catalogue, self.leading, self.server_watch, self.parts,
+            self.catalogue, self.leading, self.server_watch, self.parts,
             lambda: self.in_force.agents, lambda: self.in_force.config.service.continue_lost,
         )  # fmt: skip
         launching = Launching(

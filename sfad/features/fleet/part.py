@@ -4,10 +4,12 @@ from collections.abc import Collection
 from pathlib import Path
 
 import trio
+from msgspec.structs import replace
 
 from ...core.state.run import Run
-from ...daemon.loop.seam import Heart, Launch, Machines, Part
+from ...daemon.loop.seam import Heart, Machines, Part
 from ...host.tasks import keep_serving
+from ...processes.launcher import LaunchSpec
 from ...runs.live import Live
 from .answers.remains import Remains
 from .awaited import AwaitedRuns
@@ -61,12 +63,12 @@ def part(heart: Heart) -> Part:
         fleet.ended(run)
         remains.ended(run)
 
-    def launch(live: Live, given: Launch) -> Launch:
+    def launch(live: Live, spec: LaunchSpec, _: list[int]) -> LaunchSpec:
         step = shipping.first_step(live)
         if step is None:
-            return given
-        env = shipping.environment(live, given.env)
-        return given._replace(env=env, first_step=step[0], cwd=step[1])
+            return spec
+        env = shipping.environment(live, spec.env)
+        return replace(spec, env=env, first_step=step[0], cwd=step[1])
 
     return Part(
         verbs={**verbs.all(), **of_files.all()},
