@@ -56,6 +56,15 @@ class OnNodes(Elsewhere):
     def never_sent(self, run: Run) -> None:
         self._giving.never_sent(run)
 
+    def limits_of(self, run: Run) -> str:
+        assert run.remote is not None
+        number = run.remote.id
+        where = f"{run.remote.node}/{number}" if number else "there, once it has started"
+        return (
+            f"run {run.id} has its limits on the node where it executes: "
+            f"sfactl limit --fleet {where}"
+        )
+
     def adopt(self, one: Remembered, at: float) -> bool:
         return self._giving.adopt(one, at)
 

@@ -36,6 +36,8 @@ from .feature import FleetConfig
 # ---- The share of a tree that a run takes with it
 
 _SHARED = (LimitKind.COST, LimitKind.TOKENS, LimitKind.TURNS)
+FLEET = "fleet"
+"""`Reason.kind` of a run that no other node executes."""
 PART = 4
 """A run that asks for no share gets one part of so many of what is left."""
 
@@ -300,7 +302,7 @@ class Giving(Struct, frozen=True):
             why = str(invalid)
         if why is not None:
             self._lifecycle.decide_end(
-                run, at, Ending(Status.FAILED, Reason(kind=ReasonKind.FLEET, message=why))
+                run, at, Ending(Status.FAILED, Reason(kind=FLEET, message=why))
             )
             self._lifecycle.finish(run, at)
             return
@@ -380,9 +382,7 @@ class Giving(Struct, frozen=True):
 
     def lost(self, run: Run, heard: h.GrantLost, at: float) -> None:
         if run.remote is not None and run.remote.node is not None:
-            self._end(
-                run, at, Ending(Status.LOST, Reason(kind=ReasonKind.FLEET, message=heard.why))
-            )
+            self._end(run, at, Ending(Status.LOST, Reason(kind=FLEET, message=heard.why)))
 
     def renewed(self, run: Run, at: float) -> None:
         if run.remote is not None:

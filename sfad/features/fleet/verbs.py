@@ -14,7 +14,7 @@ from ...daemon.server.asker import Asker
 from ...daemon.server.checks import MAX_CHOSEN
 from ...host.clock import Timers, after_stamp, stamp
 from ...protocol.errors import check_most, unavailable
-from ...protocol.messages import Done, FleetNodes, OverFleet
+from ...protocol.messages import Done
 from ...protocol.requests.base import Request
 from ...protocol.types import ErrorCode, LimitKind, RunId, RunInfo
 from .answers.requests import FleetClient
@@ -26,11 +26,13 @@ from .messages import (
     ACTOR_VERSION,
     AskSlots,
     DrainNode,
+    FleetNodes,
     FleetPush,
     FleetStatus,
     FleetTold,
     ForgetNode,
     Forgotten,
+    OverFleet,
     Relay,
     RunUse,
     ServeFleet,

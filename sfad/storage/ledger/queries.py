@@ -35,7 +35,6 @@ from ...protocol.types import CallInfo, Event, RunId, RunInfo, Status
 from .rows import (
     CALL_COLUMNS,
     EVENT_COLUMNS,
-    READ_COLUMNS,
     SESSION,
     RunExtra,
     Used,
@@ -46,6 +45,7 @@ from .rows import (
     run_extra,
     run_info,
 )
+from .schema import READ_COLUMNS
 
 _COLUMNS = ", ".join(f"runs.{name}" for name in READ_COLUMNS)
 

@@ -46,6 +46,7 @@ from .rows import (
     event_of,
     used_by,
 )
+from .schema import TAKEN
 
 GROUPS, LISTED, COSTLY = 100, 1000, 5
 """The most groups, breaches (and failed runs), and expensive runs in one summary."""
@@ -126,11 +127,7 @@ class Summariser:
             *(value for term in terms for value in term.values),
         ]
         if request.here:
-            taken = (
-                "json_valid(runs.fleet) AND json_extract(runs.fleet, '$.run') != '' AND "
-                "json_extract(runs.fleet, '$.node') NOT IN (SELECT value FROM json_each(?))"
-            )
-            self._where += f" AND (runs.fleet IS NULL OR NOT ({taken}))"
+            self._where += f" AND NOT coalesce({TAKEN}, 0)"
             self._values.append(msgspec.json.encode(request.missing).decode())
         if until is not None:
             self._where += " AND runs.created_at < ?"
