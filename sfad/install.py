@@ -1,6 +1,7 @@
 """`sfad install`: make the daemon of this installation a service of systemd.
 
-The units are those of `systemd/`, with this installation's program in place of `/usr/bin/env sfad`.
+The units are those of `systemd/`, with this installation's programs in place of `/usr/bin/env sfad`
+and `/usr/bin/env sfactl`.
 Each step is printed when it is done. A dry run prints the same steps and takes none of them.
 """
 
@@ -15,9 +16,10 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 
 from . import exits
@@ -28,8 +30,7 @@ STARTED = ("sfad.socket", "sfad.service")
 """The units that are enabled and started, in this order: systemd does not start the socket of a
 service that is active."""
 PLACEHOLDER = "/usr/bin/env sfad"
-NOTIFY_RELOAD = 253
-"""The first version of systemd that has Type=notify-reload."""
+CLIENT_PLACEHOLDER = "/usr/bin/env sfactl"
 NEWER_KEYS = re.compile(
     r"^(RestartMode|RestartSteps|RestartMaxDelaySec|DelegateSubgroup)=.*\n", re.MULTILINE
 )
@@ -96,12 +97,10 @@ def files() -> Path:
     return packaged if packaged.is_dir() else Path(__file__).parents[1] / "systemd"
 
 
-def render(
-    template: str, words: list[str], version: int = 0, placeholder: str = PLACEHOLDER
-) -> str:
-    """Return a unit with a command in place of `placeholder`, for a version of systemd. Raises
+def render(template: str, commands: Mapping[str, Sequence[str]], version: int = 0) -> str:
+    """Return a unit with commands in place of their placeholders, for a version of systemd. Raises
     `InstallError` for a word that a unit cannot contain."""
-    for word in words:
+    for word in chain.from_iterable(commands.values()):
         if _SPECIAL & set(word):
             raise InstallError(
                 (
@@ -110,11 +109,9 @@ def render(
                 ),
                 exits.USAGE,
             )
-    text = template.replace(placeholder, " ".join(word.replace("%", "%%") for word in words))
-    if version >= NOTIFY_RELOAD:
-        text = text.replace("Type=notify\n", "Type=notify-reload\n").replace(
-            "ExecReload=/bin/kill -HUP $MAINPID\n", ""
-        )
+    text = template
+    for placeholder, words in commands.items():
+        text = text.replace(placeholder, " ".join(words).replace("%", "%%"))
     return text if version >= KEYS_KNOWN else NEWER_KEYS.sub("", text)
 
 
@@ -353,9 +350,11 @@ class Installer:
             )
 
     def _rendered(self) -> dict[str, str]:
-        words, version = program(), self._version()
+        commands = {PLACEHOLDER: program(), CLIENT_PLACEHOLDER: client()}
+        version = self._version()
         return {
-            name: render(text, words, version) for name, text in templates(user=self._user).items()
+            name: render(text, commands, version)
+            for name, text in templates(user=self._user).items()
         }
 
     def _version(self) -> int:

@@ -4,10 +4,9 @@ import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
-from .install import Installer, client, files, render
+from .install import CLIENT_PLACEHOLDER, Installer, client, files, render
 
 UNIT = "sfad-web.service"
-_PLACEHOLDER = "/usr/bin/env sfactl web"
 _OF_FILES = ("--cert", "--key", "--socket")
 """Options whose value is a path, which means another file in a service."""
 
@@ -31,7 +30,7 @@ class ConsoleInstaller(Installer):
         template = (files() / "console" / UNIT).read_text()
         words = [*client(), "web", *_absolute(self._options)]
         self._steps.run(*words, "--check")
-        return {UNIT: render(template, words, placeholder=_PLACEHOLDER)}
+        return {UNIT: render(template, {f"{CLIENT_PLACEHOLDER} web": words})}
 
     def _start(self, *, changed: bool) -> None:
         self._steps.run(*self._systemctl, "restart" if changed else "start", UNIT)

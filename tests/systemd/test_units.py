@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sfad.install import InstallError, render, templates
+from sfad.install import CLIENT_PLACEHOLDER, PLACEHOLDER, InstallError, render, templates
 from tests.template import run_forked
 
 TOP = Path(__file__).parents[2] / "systemd"
@@ -40,7 +40,7 @@ def directives(unit: Path) -> dict[str, str]:
 @pytest.mark.parametrize("unit", UNITS, ids=name)
 def test_the_units_call_commands_of_sfad(unit: Path) -> None:
     lines = directives(unit)
-    for key in {"ExecStart", "ExecStopPost"} & set(lines):
+    for key in {"ExecStart", "ExecReload", "ExecStopPost"} & set(lines):
         env, program, *words = lines[key].split()
         assert env == "/usr/bin/env"
         if program == "ray":  # an extra, which is not installed everywhere
@@ -72,20 +72,16 @@ def test_all_units_name_the_same_state_directory(service: Path) -> None:
 
 @pytest.mark.parametrize("service", SERVICES, ids=name)
 def test_an_installed_unit_starts_the_program_that_installed_it(service: Path) -> None:
-    text = render(service.read_text(), ["/opt/100%/sfad"], version=252)
+    text = render(
+        service.read_text(),
+        {PLACEHOLDER: ["/opt/100%/sfad"], CLIENT_PLACEHOLDER: ["/opt/100%/sfactl"]},
+    )
     assert "\nExecStart=/opt/100%%/sfad serve" in text
-    assert "env sfad" not in text
+    assert "\nExecReload=/opt/100%%/sfactl reload" in text
+    assert "/usr/bin/env" not in text
     assert templates(user=service.parent.name == "user")[service.name] == service.read_text()
     with pytest.raises(InstallError, match="cannot contain"):
-        render(text, ["/opt/my programs/sfad"], version=252)
-
-
-@pytest.mark.parametrize("service", SERVICES, ids=name)
-def test_a_newer_systemd_waits_for_a_reload(service: Path) -> None:
-    assert "\nType=notify\n" in render(service.read_text(), ["sfad"], version=252)
-    newer = render(service.read_text(), ["sfad"], version=253)
-    assert "\nType=notify-reload\n" in newer
-    assert "ExecReload" not in newer
+        render(service.read_text(), {PLACEHOLDER: ["/opt/my programs/sfad"]})
 
 
 @pytest.mark.needs("systemd-analyze")
@@ -97,7 +93,11 @@ def test_systemd_accepts_the_units(user: bool, tmp_path: Path) -> None:
         ).stdout.split()[1]
     )
     for unit, text in templates(user=user).items():
-        (tmp_path / unit).write_text(render(text, ["/usr/bin/env"], version))
+        (tmp_path / unit).write_text(
+            render(
+                text, {PLACEHOLDER: ["/usr/bin/env"], CLIENT_PLACEHOLDER: ["/usr/bin/env"]}, version
+            )
+        )
     scope, units = "--user" if user else "--system", sorted(tmp_path.iterdir())
     env = os.environ | {"XDG_RUNTIME_DIR": str(tmp_path / "runtime")}  # it makes a directory there
     done = subprocess.run(

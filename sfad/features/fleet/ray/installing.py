@@ -47,7 +47,8 @@ class FleetInstaller(Installer):
         self._write(self._config / ENV, "".join(f"{key}={value}\n" for key, value in env.items()))
         self._write_config()
         words = [str(command.program()), *command.arguments(self._where, self._node)]
-        text = render((files() / "fleet" / UNIT).read_text(), words, self._version(), _PLACEHOLDER)
+        template = (files() / "fleet" / UNIT).read_text()
+        text = render(template, {_PLACEHOLDER: words}, self._version())
         text = text.replace(_ENV_FILE, str(self._config / ENV))
         if not self._user:
             text = text.replace("WantedBy=default.target", "WantedBy=multi-user.target")
