@@ -113,8 +113,8 @@ class Feature(Struct, frozen=True, kw_only=True):
     check-config` finds wrong with the machine, where each value is allowed."""
     install: str = ""
     """The module of its folder that has `installer(where: str, node: str | None, *, user: bool,
-    dry_run: bool) -> install.Installer`: what `sfad install` does for it. One feature may
-    have it."""
+    dry_run: bool) -> installing.service.Installer`: what `sfad install` does for it. One feature
+    may have it."""
     doctor: str = ""
     """The module of its folder that has `findings() -> Iterator[tuple[str, str, str, str]]`: lines
     of `sfactl doctor`. Each is what is judged, `ok`, `warn` or `bad`, why, and how to fix it."""

@@ -58,7 +58,7 @@ LAYERS = [
     {"sfad.start"},
     {"sfad.daemon"},
     {"sfad.features"},
-    {"sfad.history", "sfad.cli", "sfad.__main__"},
+    {"sfad.cli", "sfad.__main__"},
 ]
 """`protocol ← core ← {processes, storage} ← runs ← {usage, durable} ← start ←
 daemon ← features ← cli`. Other modules (agents, config, host, and what features declare) are

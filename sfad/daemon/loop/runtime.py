@@ -94,7 +94,9 @@ class Runtime:
         self.heart = Heart(
             self.resources, self.machine, self.catalogue, self.announcer, self.storage,
             self.background, self.feed, self.in_force, self.began, lambda: self.connections(),
-            self.commands, self.metering, lambda: self.launcher_events.call_settled(),
+            self.commands, self.metering, self.requests,
+            lambda *call: self.saver.record_call(*call),
+            lambda: self.launcher_events.call_settled(),
             lambda *asked: self.starting.prepare_here(*asked), {}, lambda: self.parts,
         )  # fmt: skip
         self.parts = Parts(FEATURES, self.heart)

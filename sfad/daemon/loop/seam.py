@@ -42,7 +42,7 @@ from ...protocol.errors import bad_request, unavailable
 from ...protocol.requests.base import Reply, Request
 from ...protocol.requests.starting import OF_FEATURES, Spawn
 from ...protocol.requests.windows import SharedWindows
-from ...protocol.types import Isolation, RunId, RunInfo
+from ...protocol.types import CallInfo, Isolation, RunId, RunInfo
 from ...runs.catalogue import RunCatalogue
 from ...runs.live import Live
 from ...runs.live import Parts as DecidedParts
@@ -51,6 +51,7 @@ from ...storage.ledger import OpenedLedger
 from ...usage.metering import Metering
 from .announcing import Announcer
 from .leading import MISSING, Leading
+from .pending_requests import PendingRequests
 from .policy import InForce
 from .resources import Resources
 from .storage_watch import StorageWatch
@@ -79,6 +80,10 @@ class Heart(Struct, frozen=True):
     commands: ContainedCommands
     """Executes commands that are not runs."""
     metering: Metering
+    requests: PendingRequests
+    """Asks the core, and waits for its answer."""
+    record_call: Callable[[CallInfo, tuple[RunId, ...]], object]
+    """Records a model call of the last run of a lineage."""
     call_settled: Callable[[], object]
     """Lets the ends of runs go on that have waited for what their model calls have used."""
     prepare: Callable[[Spawn, Peer, Credentials | None], Awaitable[tuple[Prepared, Surroundings]]]
