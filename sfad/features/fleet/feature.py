@@ -124,7 +124,7 @@ FEATURE = Feature(
     },
     decides={SHIP: Ship},
     notes={"remote": _notes, "lease": _notes},
-    elsewhere="elsewhere",
+    elsewhere="deciding.elsewhere",
     alone="this daemon is in no fleet",
     install="ray.installing",
     beside="-shipped",

@@ -18,9 +18,9 @@ from ...protocol.messages import Done
 from ...protocol.requests.base import Request
 from ...protocol.types import ErrorCode, LimitKind, RunId, RunInfo
 from .answers.requests import FleetClient
+from .deciding.heard import GrantTended
 from .feature import FleetConfig
 from .health import Health
-from .heard import GrantTended
 from .keeper import FleetKeeper
 from .messages import (
     ACTOR_VERSION,

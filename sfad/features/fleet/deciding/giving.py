@@ -9,29 +9,29 @@ from operator import attrgetter
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ...core import commands as c
-from ...core.admission.candidate import limits_for
-from ...core.admission.guard import unenforced
-from ...core.context import Context, grace_of
-from ...core.life.attempts import AttemptTracker
-from ...core.life.lifecycle import Lifecycle
-from ...core.life.pausing import Pausing
-from ...core.life.spending import Spending
-from ...core.life.stopping import Stopping, StopRequests
-from ...core.state.account import NOTHING, OpenReservation, Use
-from ...core.state.grants import Remote
-from ...core.state.limits import ActiveLimit
-from ...core.state.money import to_core, to_wire
-from ...core.state.policy import Invalid
-from ...core.state.request import Asked
-from ...core.state.run import Attempt, Ending, ProcessExit, Run, Rung
-from ...core.state.tree import Remembered, typed_bounds
-from ...core.state.vocabulary import ReasonKind, Timer
-from ...protocol.kinds import KINDS, ROLES
-from ...protocol.limits import format_amount
-from ...protocol.types import Action, Bound, Grant, Limit, LimitKind, Reason, Status, Wanted
+from ....core import commands as c
+from ....core.admission.candidate import limits_for
+from ....core.admission.guard import unenforced
+from ....core.context import Context, grace_of
+from ....core.life.attempts import AttemptTracker
+from ....core.life.lifecycle import Lifecycle
+from ....core.life.pausing import Pausing
+from ....core.life.spending import Spending
+from ....core.life.stopping import Stopping, StopRequests
+from ....core.state.account import NOTHING, OpenReservation, Use
+from ....core.state.grants import Remote
+from ....core.state.limits import ActiveLimit
+from ....core.state.money import to_core, to_wire
+from ....core.state.policy import Invalid
+from ....core.state.request import Asked
+from ....core.state.run import Attempt, Ending, ProcessExit, Run, Rung
+from ....core.state.tree import Remembered, typed_bounds
+from ....core.state.vocabulary import ReasonKind, Timer
+from ....protocol.kinds import KINDS, ROLES
+from ....protocol.limits import format_amount
+from ....protocol.types import Action, Bound, Grant, Limit, LimitKind, Reason, Status, Wanted
+from ..feature import FleetConfig
 from . import heard as h
-from .feature import FleetConfig
 
 # ---- The share of a tree that a run takes with it
 

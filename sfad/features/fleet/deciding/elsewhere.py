@@ -2,10 +2,10 @@
 
 from typing import assert_never, cast
 
-from ...core.elsewhere import Elsewhere
-from ...core.machine import Components
-from ...core.state.run import Run
-from ...core.state.tree import Remembered
+from ....core.elsewhere import Elsewhere
+from ....core.machine import Components
+from ....core.state.run import Run
+from ....core.state.tree import Remembered
 from . import heard as h
 from .giving import Giving
 from .taking import Taking
