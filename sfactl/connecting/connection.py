@@ -50,7 +50,7 @@ from .trust import distrusted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from sfad.features.fleet.messages import FleetNodes
+    from .over_fleet import FleetNodes
 
 R = TypeVar("R", bound=Reply)
 Q = TypeVar("Q", bound=Request)
@@ -521,7 +521,7 @@ class Client:
 
     def ask_fleet(self) -> None:
         """Have the daemon answer for all nodes of its fleet from now on. Raise `DaemonError`."""
-        from sfad.features.fleet.messages import FleetNodes, OverFleet
+        from .over_fleet import FleetNodes, OverFleet
 
         self.fleet, _ = self.answer(self.send(OverFleet(id=0)), FleetNodes)
 

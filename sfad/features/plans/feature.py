@@ -5,10 +5,9 @@ from typing import Annotated, Any, Literal, NamedTuple
 from msgspec import Meta, Struct
 
 from ...config_values import PERCENT
-from ...core.state.access import TABLE
 from ...core.state.run import Run
 from ...feature import Feature, Section
-from ...protocol.requests.windows import ListSubscriptions, Provider
+from ...protocol.requests.windows import Provider
 from ...protocol.types import WindowShare
 
 NAME = "plans"
@@ -74,7 +73,6 @@ def _notes(run: Run, _now: float) -> dict[str, Any]:
 
 FEATURE = Feature(
     sections=(Section(NAME, PlansConfig),),
-    verbs={ListSubscriptions: TABLE["plans"]},
     notes={"window_shares": _notes},
     saved=(SAVED,),
     recorded=True,

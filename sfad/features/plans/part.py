@@ -9,16 +9,10 @@ import trio
 from ...core import events as e
 from ...core.state.access import Peer, Scope
 from ...daemon.loop.seam import Heart, Part, Sharing
-from ...daemon.server.asker import Asker
 from ...durable.snapshots import Changes
 from ...host.clock import wall_clock
 from ...protocol.requests.gateway import SeeWindows
-from ...protocol.requests.windows import (
-    ListSubscriptions,
-    SharedWindows,
-    SubscriptionInfo,
-    SubscriptionList,
-)
+from ...protocol.requests.windows import SharedWindows
 from .barrier import Subscriptions
 from .saved import SubscriptionBooks, changes
 from .showing import accounts_of
@@ -33,14 +27,8 @@ def part(heart: Heart) -> Part:
     subscriptions.known_before(books.earlier(), trio.current_time(), wall_clock().astimezone())
     unrecorded: list[Subscription] = []
 
-    def shown(scope: Scope) -> list[SubscriptionInfo]:
-        return list(accounts_of(subscriptions, scope, wall_clock().timestamp()))
-
     def status(_peer: Peer, scope: Scope) -> Mapping[str, object]:
-        return {"plans": shown(scope)}
-
-    def list_subscriptions(asker: Asker, _request: ListSubscriptions) -> None:
-        asker.reply(SubscriptionList(id=asker.id, accounts=shown(asker.scope)))
+        return {"plans": list(accounts_of(subscriptions, scope, wall_clock().timestamp()))}
 
     def state() -> Changes:
         found = list(subscriptions.unsaved.values())
@@ -70,10 +58,4 @@ def part(heart: Heart) -> Part:
             at = trio.current_time()
             heart.feed(e.WindowsSeen(at, time, seen, one.uid, now.timestamp()))
 
-    return Part(
-        verbs={ListSubscriptions: list_subscriptions},
-        state=state,
-        state_saved=state_saved,
-        sharing=Sharing(shared, heard),
-        status=status,
-    )
+    return Part(state=state, state_saved=state_saved, sharing=Sharing(shared, heard), status=status)

@@ -10,7 +10,7 @@ Importing this package loads each file, which registers its functions (see
              is known
 `following`  `watch`, `watch_runs`, `events`, `wait`: more answers as things happen
 `use`        `report`, `reserve`, `settle`
-`daemon`     the daemon itself: `status`, `config`, `reload`, `agents`, `prune`
+`daemon`     the daemon itself: `status`, `plans`, `config`, `reload`, `agents`, `prune`
 """
 
 from importlib import import_module

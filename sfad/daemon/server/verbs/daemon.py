@@ -1,4 +1,4 @@
-"""Verbs about the daemon itself: `status`, `config`, `reload`, `agents`, `prune`."""
+"""Verbs about the daemon itself: `status`, `plans`, `config`, `reload`, `agents`, `prune`."""
 
 import os
 import signal
@@ -20,9 +20,11 @@ from ....protocol.messages import (
     ConfigReply,
     DaemonInfo,
     DaemonStatus,
+    ListSubscriptions,
     Prune,
     Reload,
     Reloaded,
+    SubscriptionList,
 )
 from ....protocol.types import QuotaState, Status
 from ..asker import Asker, answers
@@ -72,6 +74,15 @@ def status(asker: Asker, _request: DaemonInfo) -> None:
             **runtime.parts.status(asker.peer, scope),
         )
     )
+
+
+# ---- `plans`: a field of `status`, by itself
+
+
+@answers(ListSubscriptions)
+def plans(asker: Asker, _request: ListSubscriptions) -> None:
+    found = asker.runtime.parts.status(asker.peer, asker.scope).get("plans", [])
+    asker.reply(SubscriptionList(id=asker.id, accounts=found))
 
 
 # ---- parts of `status`
