@@ -296,6 +296,17 @@ def test_the_heart_knows_no_feature() -> None:
                 )
 
 
+def test_features_use_what_the_seam_gives_them() -> None:
+    """`Heart`, and not the parts of a daemon through whoever asks."""
+    for path in modules("sfad/features"):
+        used = {
+            node.attr
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Attribute)
+        }
+        assert "runtime" not in used, name_of(path)
+
+
 def test_no_import_cycle() -> None:
     """Imports under `TYPE_CHECKING` count: two modules that name each other's types cannot be read
     one after the other."""
