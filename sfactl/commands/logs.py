@@ -8,10 +8,11 @@ from typing import Annotated, Any, NamedTuple
 
 from sfad.protocol.encoding import to_json
 from sfad.protocol.requests.following import LogFiles, Logs, OutputTime, Wait
+from sfad.protocol.types import ErrorCode
 
 from .. import output
 from ..app import OverFleet, app
-from ..connecting.connection import AGAIN, Client, ConnectionLost, check
+from ..connecting.connection import AGAIN, Client, ConnectionLost, DaemonError, check
 from ..connecting.history import connect
 from ..connecting.in_flight import RequestsInFlight, carry_on, wait
 from ..exits import ExitCode, Quit, UsageError
@@ -291,9 +292,19 @@ def logs(
                     "name fewer",
                 )
         opened: list[tuple[LogFiles, list[int]]] = []
-        code = found.each_of(
-            client, "logs", lambda run: opened.append(_open(client, run, times=timestamps))
-        )
+
+        def open_(run: str) -> None:
+            try:
+                opened.append(_open(client, run, times=timestamps))
+            except DaemonError as error:
+                alone = len(found.runs) == 1 and not (screen or asciicast or raw)
+                if error.error is not ErrorCode.WRONG_STATE or not alone:
+                    raise
+                from ..running.fleet_run import logs as of_node  # it executes on another node
+
+                of_node(client, found, stdout, stderr, tail, follow=follow_, stamped=timestamps)
+
+        code = found.each_of(client, "logs", open_)
         if screen or asciicast:
             _show_terminals(opened, screen=screen)
         else:

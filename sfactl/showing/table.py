@@ -66,7 +66,7 @@ def drawn(
     """Return rows of cells below a header. To fit into `room` terminal columns, leave out columns
     in the order of `least_first` until the last one has `COMMAND`, and cut the cells that are still
     too long."""
-    lines = [list(header), *([plain(cell) for cell in row] for row in rows)]
+    lines = [list(header), *map(_plain, rows)]
     if room is not None:
         lines = _fitted(lines, least_first, room)
     widths = _widths(lines)
@@ -86,7 +86,7 @@ class Stream:
         self._widths: list[int] = []
 
     def print(self, rows: Iterable[Sequence[str]]) -> None:
-        lines = [[plain(cell) for cell in row] for row in rows]
+        lines = [*map(_plain, rows)]
         begins = not self._kept
         if begins:
             whole = [self._header, *lines]
@@ -108,8 +108,18 @@ class Stream:
         )
 
 
+# A long list has a hundred thousand cells: as many as can be are looked at in C.
+
+
+def _plain(row: Sequence[str]) -> list[str]:
+    return [cell if cell.isprintable() else plain(cell) for cell in row]
+
+
 def _widths(lines: Sequence[Sequence[str]]) -> list[int]:
-    return [max(columns_of(line[i]) for line in lines) for i in range(len(lines[0]))]
+    return [
+        max(map(len if "".join(cells).isascii() else columns_of, cells))
+        for cells in zip(*lines, strict=True)
+    ]
 
 
 def _status(header: Sequence[str]) -> int:
@@ -119,9 +129,11 @@ def _status(header: Sequence[str]) -> int:
 
 def _line(cells: Sequence[str], widths: Sequence[int], status: int) -> str:
     padded = [
-        (by_status(cell) if i == status else cell) + " " * (room - columns_of(cell))
-        for i, (cell, room) in enumerate(zip(cells, widths, strict=True))
+        cell.ljust(room) if cell.isascii() else cell + " " * (room - columns_of(cell))
+        for cell, room in zip(cells, widths, strict=True)
     ]
+    if status >= 0:
+        padded[status] = by_status(cells[status]) + padded[status][len(cells[status]) :]
     return "  ".join(padded).rstrip()
 
 
@@ -141,9 +153,7 @@ def _fitted(lines: list[list[str]], least_first: Sequence[str], room: int) -> li
 
 def _rest(lines: Sequence[Sequence[str]], room: int) -> int:
     """Return the columns that are left for the last cell."""
-    return room - sum(
-        max(columns_of(line[i]) for line in lines) + 2 for i in range(len(lines[0]) - 1)
-    )
+    return room - sum(width + 2 for width in _widths(lines)[:-1])
 
 
 def cut(text: str, room: int) -> str:

@@ -4,6 +4,7 @@ decoded, and their state is saved."""
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -27,7 +28,8 @@ _OPENERS = b"{\xef"
 """How a line of JSON begins: with a brace, or the first byte of a byte order mark."""
 
 
-def lines_of_type(*types: str) -> re.Pattern[bytes]:
+@cache
+def _lines_of_type(*types: str) -> re.Pattern[bytes]:
     """Return a pattern that finds where a JSON object of one of these types may be."""
     return re.compile(
         rb'"type"[ \t]*:[ \t]*"(?:' + b"|".join(re.escape(name.encode()) for name in types) + rb')"'
@@ -126,20 +128,29 @@ _TO_BYTES = msgspec.msgpack.Encoder()
 _FROM_BYTES = msgspec.msgpack.Decoder(_Dump)
 
 
+@cache
+def _decoder_of(event_type: type[Any]) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(event_type)
+
+
 class LineMeter(ABC, Generic[E, S]):
     """A meter of a program that prints one JSON object a line. A subclass sets the first three
     attributes."""
 
-    wanted: re.Pattern[bytes]
-    """Where a line may be that matters (`lines_of_type`)."""
-    decoder: msgspec.json.Decoder[E]
+    types: tuple[str, ...]
+    """The types of the lines that matter."""
+    event_type: type[E]
+    """What is decoded of such a line."""
     state_type: type[S]
     """What the meter keeps beside its reading, except what the command says."""
 
     def __init__(self) -> None:
         self.reading = Reading()
         self._state = self.state_type()
-        self._lines = WantedLines(self.wanted)
+        # made here, where a run needs them: those of all programs take a fiftieth of a start
+        event_type: Any = self.event_type
+        self._decoder: msgspec.json.Decoder[E] = _decoder_of(event_type)
+        self._lines = WantedLines(_lines_of_type(*self.types))
 
     def feed(self, data: bytes | memoryview) -> None:
         for line in self._lines.of(bytes(data)):
@@ -173,7 +184,7 @@ class LineMeter(ABC, Generic[E, S]):
     def _decoded(self, line: bytes) -> E | None:
         """Return what a line says. A field of another type than is expected loses that field."""
         try:
-            return self.decoder.decode(line)
+            return self._decoder.decode(line)
         except msgspec.ValidationError:
             return self._salvaged(line)
         except RecursionError:
@@ -183,7 +194,7 @@ class LineMeter(ABC, Generic[E, S]):
 
     def _salvaged(self, line: bytes) -> E | None:
         try:
-            found: E | None = lenient(self.decoder.type, line, None)
+            found: E | None = lenient(self.event_type, line, None)
         except RecursionError:
             return None
         return found

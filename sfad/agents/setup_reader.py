@@ -8,6 +8,7 @@ The files are a user's, on file systems that may not answer. So they are read in
 import math
 import os
 import stat
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
@@ -227,7 +228,7 @@ class SetupReader:
     def known(self, root: Root) -> TreeSetups | None:
         """Return what was found a moment ago."""
         at, found = self._known.get(root, (-math.inf, NO_SETUPS))
-        return found if trio.current_time() - at < KEPT_FOR else None
+        return found if time.monotonic() - at < KEPT_FOR else None
 
     async def read(self, root: Root) -> TreeSetups:
         """Return what is found now."""
@@ -238,7 +239,7 @@ class SetupReader:
         if found is None:
             return unknown()
         self._known.pop(root, None)
-        self._known[root] = trio.current_time(), found
+        self._known[root] = time.monotonic(), found
         if len(self._known) > MOST_KEPT:
             del self._known[next(iter(self._known))]
         return found

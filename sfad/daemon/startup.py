@@ -125,7 +125,7 @@ def open_state(
     try:
         spool = Spool(state_dir / "spool", timers, rounds, log.error, lock.lost, damages)
         stack.callback(spool.close)
-        output = OutputFiles(state_dir / "output", log.error)
+        output = OutputFiles(state_dir / "output", log.error, rounds=rounds)
     except StoreError as error:
         raise PathError(str(error)) from error
     except OSError as error:

@@ -3,6 +3,7 @@ Of the ways to drive it, `read` waits for a socket, and `arrived` awaits what it
 
 from __future__ import annotations
 
+import gc
 from array import array
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from socket import CMSG_SPACE, MSG_CMSG_CLOEXEC, SCM_RIGHTS, SOL_SOCKET, socket
@@ -14,6 +15,8 @@ from .requests.base import MAX_DESCRIPTORS, Hello, Reply, pack_message, unpack_r
 
 CHUNK = 256 * 1024
 """Bytes of one read at most."""
+LONG = 16 * 1024
+"""Bytes of a reply that may have hundreds of rows."""
 _END = "the other end has closed the connection"
 
 
@@ -34,7 +37,7 @@ class Conversation:
 
     def receive(self, data: bytes | memoryview) -> Iterator[Reply]:
         """Yield the replies that are complete once `data` has arrived. Raises `ProtocolError`."""
-        return map(unpack_reply, self._decoder.feed(data))
+        return map(_unpack, self._decoder.feed(data))
 
     async def arrived(self, receive: Callable[[], Awaitable[bytes]]) -> Iterator[Reply]:
         """Await more, and return the replies that are complete then. Raises `ProtocolError`, what
@@ -67,6 +70,18 @@ class Conversation:
         """Return the descriptors that belong to no reply yet, which are not kept any more."""
         taken, self._unclaimed = self._unclaimed, []
         return taken
+
+
+def _unpack(body: bytes) -> Reply:
+    if len(body) < LONG or not gc.isenabled():
+        return unpack_reply(body)
+    # a page of rows is thousands of objects, none of which is garbage yet: to look for that after
+    # each 700 of them would take as long as to make them
+    gc.disable()
+    try:
+        return unpack_reply(body)
+    finally:
+        gc.enable()
 
 
 def hello(client: str, number: int = 0) -> bytes:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from operator import attrgetter
+from types import NoneType
 from typing import Any, cast
 
 import msgspec
@@ -22,15 +24,18 @@ def to_json(value: Any) -> bytes:
     return visible_json(data)
 
 
+_PLAIN = frozenset({NoneType, bool, int, float, str, datetime})
+"""What most fields are: a run has a hundred, and a call for each would take most of the time."""
+
+
 def _whole(value: Any) -> Any:
     if isinstance(value, msgspec.Struct):
-        fields = (
-            (key, getattr(value, name))
-            for key, name in zip(
-                value.__struct_encode_fields__, value.__struct_fields__, strict=True
-            )
-        )
-        whole = {key: _whole(field) for key, field in fields if field is not msgspec.UNSET}
+        fields = zip(value.__struct_encode_fields__, msgspec.structs.astuple(value), strict=True)
+        whole = {
+            key: field if type(field) in _PLAIN or not field else _whole(field)
+            for key, field in fields
+            if field is not msgspec.UNSET
+        }
         return (
             {value.__struct_config__.tag_field: tag(type(value)), **whole}
             if value.__struct_config__.tag
@@ -38,7 +43,9 @@ def _whole(value: Any) -> Any:
         )
     if isinstance(value, dict):
         return {key: _whole(each) for key, each in value.items()}
-    return [_whole(each) for each in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return [each if type(each) in _PLAIN else _whole(each) for each in value]
+    return value
 
 
 def lean(

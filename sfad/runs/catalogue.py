@@ -1,9 +1,10 @@
 """The one answer to what is known of a run: live, ended a short while ago, or in the ledger."""
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import NamedTuple
+from operator import itemgetter
+from typing import NamedTuple, cast
 
 import trio
 from msgspec import Raw, Struct
@@ -47,13 +48,14 @@ class EncodedRuns:
         self.size = 0
         """Bytes of all rows."""
 
-    def of(self, numbers: Sequence[int]) -> dict[int, Raw]:
-        """Return the rows that are held of these runs."""
-        held = self._rows.get
-        found = {number: row for number in numbers if (row := held(number)) is not None}
+    def of(self, numbers: Sequence[int]) -> list[Raw | None]:
+        """Return the row of each of these runs, `None` where it is not held."""
+        found = list(map(self._rows.get, numbers))
         # until then no row has to make room soon, whenever it was asked for
         if self.size > MAX_BYTES // 2:
-            deque(map(self._rows.move_to_end, found), maxlen=0)
+            for number, row in zip(numbers, found, strict=True):
+                if row is not None:
+                    self._rows.move_to_end(number)
         return found
 
     def add(self, number: int, row: Raw) -> None:
@@ -125,9 +127,11 @@ class Shown(Struct, frozen=True):
 class Listed(Struct, frozen=True):
     """The runs of a page."""
 
-    ended: dict[int, Raw]
-    """Rows as they are sent, by number, with what each run has used together with its
-    descendants."""
+    numbers: list[int]
+    """Of the ended runs, in the order of the pages: the newest first, or the oldest."""
+    ended: list[Raw | None]
+    """Their rows as they are sent, with what each run has used together with its descendants;
+    `None` for one that was deleted meanwhile."""
     live: list[RunInfo]
     next: RunId | None
     """`RunList.next`"""
@@ -138,9 +142,12 @@ class Listed(Struct, frozen=True):
     shown: Mapping[RunId, Shown] = {}
     """Live runs that are encoded already."""
 
-    def rows(self, live: Iterable[RunInfo]) -> list[Raw]:
+    def rows(self, live: Sequence[RunInfo]) -> list[Raw]:
         """Return the ended runs and these live ones as they are sent, oldest first."""
-        rows = self.ended.copy()
+        if not live and all(self.ended):
+            up = self.numbers[:1] < self.numbers[-1:]
+            return cast("list[Raw]", self.ended if up else self.ended[::-1])
+        rows = {number: row for number, row in zip(self.numbers, self.ended, strict=True) if row}
         for info in live:
             shown = self.shown.get(info.id)
             rows[run_number(info.id)] = (
@@ -446,9 +453,10 @@ class RunCatalogue:
         else:
             queued = self._queued_beyond(page)
             live = self.with_totals(info for info, _ in self._live(page, footprints or {}))
-        ended = self._rows([number for number, _ in found.ended], limits=limits)
+        numbers = list(map(itemgetter(0), found.ended))
+        ended = self._rows(numbers, limits=limits)
         more = run_id(found.reached) if found.reached else None
-        return Listed(ended, live, more, limits, queued, self._shown_last)
+        return Listed(numbers, ended, live, more, limits, queued, self._shown_last)
 
     def unwritten(self, page: Page) -> Unwritten:
         """Return the runs of a page that are not in the ledger's file as they are now."""
@@ -539,19 +547,20 @@ class RunCatalogue:
         ended = [*found.ended, *((run_number(each.info.id), 0) for each in more)]
         return Selection.of(page, found.live, ended, found.reached)
 
-    def _rows(self, numbers: Sequence[int], *, limits: bool) -> dict[int, Raw]:
-        """Return ended runs as they are sent."""
+    def _rows(self, numbers: Sequence[int], *, limits: bool) -> list[Raw | None]:
+        """Return ended runs as they are sent, `None` for one that was deleted meanwhile."""
         held = self._encoded[limits]
         rows = held.of(numbers)
-        missing = (
-            [number for number in numbers if number not in rows] if len(rows) < len(numbers) else []
-        )
+        if all(rows):
+            return rows
+        missing = [number for number, row in zip(numbers, rows, strict=True) if row is None]
+        found = dict[int, Raw]()
         for at in range(0, len(missing), ENCODED_AT_ONCE):
             for info in self._ended(missing[at : at + ENCODED_AT_ONCE]):
                 number = run_number(info.id)
-                rows[number] = row = row_of(info, limits=limits)
+                found[number] = row = row_of(info, limits=limits)
                 held.add(number, row)
-        return rows
+        return [row or found.get(number) for number, row in zip(numbers, rows, strict=True)]
 
     def _ended(self, numbers: Sequence[int]) -> list[RunInfo]:
         known = {

@@ -7,8 +7,8 @@ continued          │   └─────────┘               └─�
 placed run ────────┘ (the core has admitted it already: prepared, it is launched)
 
 What was asked is the order: the client's message, which nothing changes. What is decided is
-`Prepared`, which begins as what was asked. `daemon.loop.starting` is the way, with the list of the
-steps; those of a capability stand with it.
+`Prepared`, which begins as what was asked. `daemon.loop.starting` is the way, with the order of
+the steps; those of a feature stand with it.
 
 `prepared`     what the daemon reads around a request: who asks, from which run, with which rights;
                and what is decided

@@ -46,7 +46,7 @@ def fill_in_asked(p: Prepared, around: Surroundings) -> None:
             reports=meter == BY_REPORT,
             gated=bool(parts.gateway) and parts.direct is None,
             metered=metered,
-            uncounted=None if metered and not _tells_late(p, argv) else _uncounted(p),
+            uncounted=_uncounted(p, argv, metered=metered),
             direct=parts.direct,
             logins=_logins(p.command.env, around.setups),
         ),
@@ -87,17 +87,13 @@ def _logins(env: Iterable[bytes], setups: TreeSetups) -> dict[str, str]:
     return found
 
 
-def _tells_late(p: Prepared, argv: Sequence[str]) -> bool:
-    """Return whether a run that cannot use the gateway tells too late what it uses, and no person
-    has named its meter."""
-    if p.parts.direct is None or p.output.meter is not None:
-        return False
-    program = named(program_name(argv))
-    return program is not None and not program.tells_in_time
-
-
-def _uncounted(p: Prepared) -> str | None:
-    """Return why the gateway will not see what a run uses; `None` if it will."""
+def _uncounted(p: Prepared, argv: Sequence[str], *, metered: bool) -> str | None:
+    """Return why nothing will tell what a run uses, or not in time for a limit; `None` if something
+    will. What goes around the gateway may tell too late, unless a person has named its meter."""
+    if metered:
+        program = named(program_name(argv)) if p.parts.direct and not p.output.meter else None
+        if program is None or program.tells_in_time:
+            return None
     if p.parts.gateway:
         return p.parts.direct
     return "it does not use the gateway, and no meter knows its program"
@@ -108,13 +104,8 @@ def _placeholders(p: Prepared) -> dict[str, str]:
     given = dict(p.command.placeholders)
     if p.task is not None:
         given["task"] = p.task
-    if not given:
-        return given
-    return {
-        name: given[name] if len(given[name]) <= MAX_SHOWN else given[name][:MAX_SHOWN] + "…"
-        for name in ("task", "model", "provider")
-        if name in given
-    }
+    names = ("task", "model", "provider") if given else ()
+    return {name: _cut(given[name], MAX_SHOWN) for name in names if name in given}
 
 
 MAX_SHOWN = 4096
@@ -127,12 +118,15 @@ def abridged(argv: tuple[str, ...]) -> tuple[str, ...]:
     kept: list[str] = []
     room = MAX_SHOWN
     for word in argv:
+        kept.append(_cut(word, room))
         if len(word) > room:
-            kept.append(word[:room] + "…")
             break
-        kept.append(word)
         room -= len(word) + 1
     return tuple(kept)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else text[:most] + "…"
 
 
 def shown(raw: bytes) -> str:

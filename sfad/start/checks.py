@@ -1,10 +1,12 @@
 """What must hold of a request once it is prepared."""
 
+from collections.abc import Sequence
+
 from ..agents import AGENT_PROGRAMS, UNREAD
 from ..core.state.access import VERBS
 from ..core.state.policy import MAX_LABELS
 from ..protocol.errors import bad_request, check_limits, too_many, unavailable
-from .prepared import Prepared, Surroundings
+from .prepared import Check, Prepared, Surroundings
 
 MAX_EXEC = 6 << 20
 """Bytes of argv and environment that execve(2) takes at most (3/4 of `_STK_LIM`), with a pointer
@@ -45,70 +47,60 @@ def check_size(p: Prepared, around: Surroundings) -> None:
 
 
 def check_characters(p: Prepared, _: Surroundings) -> None:
-    """Refuse NUL in what the kernel takes; where lists show the text, also control characters and
-    such as change the direction of writing."""
-    command, identity = p.command, p.identity
-    for what, words in (
-        ("argv", command.argv),
-        ("env", command.env),
-        ("cwd", [command.cwd]),
-    ):
+    """Refuse NUL in what the kernel takes."""
+    command, terms = p.command, p.terms
+    for what, words in (("argv", command.argv), ("env", command.env), ("cwd", [command.cwd])):
         for word in words:
             if b"\0" in word:
                 raise bad_request(f"a NUL byte in {what}: {word[:80]!r}")
-    for tool in (*p.terms.allowed_tools, *p.terms.blocked_tools):
+    for tool in (*terms.allowed_tools, *terms.blocked_tools):
         if "\0" in tool:
             raise bad_request("a NUL character in the name of a tool")
-    for name, texts in (
-        ("a label", identity.labels),
-        ("a label", identity.labels.values()),
-        ("--type", [identity.run_type]),
-        ("--channel", [identity.channel]),
+
+
+def check_shown(p: Prepared, _: Surroundings) -> None:
+    """Bound texts that lists show, and refuse control characters in them and such as change the
+    direction of writing."""
+    identity = p.identity
+    for what, texts, most in (
+        ("a label", (*identity.labels, *identity.labels.values()), 256),
+        ("--type", (identity.run_type or "",), 64),
+        ("--channel", (identity.channel or "",), 64),
     ):
         for text in texts:
-            if text is not None and not text.isprintable():
-                raise bad_request(f"a control character in {name}: {text[:80]!r}")
-
-
-def check_key(key: str) -> None:
-    """Bound the key of a request."""
-    if len(key) > 64:
-        raise too_many("characters of key", len(key), 64)
+            if len(text) > most:
+                raise too_many(f"characters of {what}", len(text), most)
+            if not text.isprintable():
+                raise bad_request(f"a control character in {what}: {text[:80]!r}")
+    for name in identity.claim.names:
+        if len(name) > 64:
+            raise too_many("characters of a claimed name", len(name), 64)
+        if "," in name or "\0" in name:
+            raise bad_request("a comma or a NUL character in a claimed name")
 
 
 def check_bounds(p: Prepared, _: Surroundings) -> None:
-    """Bound what the daemon keeps and shows while it remembers the run. Argv and env are bounded by
-    the frame and by execve(2)."""
-    identity, terms = p.identity, p.terms
-    tools = (*terms.allowed_tools, *terms.blocked_tools)
-    labels = max(map(len, (*identity.labels, *identity.labels.values())), default=0)
-    for what, value, limit in (
+    """Bound what else the daemon keeps while it remembers the run. Argv and env are bounded by the
+    frame and by execve(2)."""
+    tools = (*p.terms.allowed_tools, *p.terms.blocked_tools)
+    for what, value, most in (
         ("bytes of cwd", len(p.command.cwd), 4096),
         ("characters of session", len(p.command.agent_session or ""), 64),
-        ("labels", len(identity.labels), MAX_LABELS),
-        ("characters of a label", labels, 256),
-        ("characters of --type", len(identity.run_type or ""), 64),
-        ("characters of --channel", len(identity.channel or ""), 64),
+        ("labels", len(p.identity.labels), MAX_LABELS),
+        ("names in the claimed chain", len(p.identity.claim.names), 64),
+        ("characters of patterns of models", sum(map(len, p.terms.allowed_models)), 4096),
         (
             "characters of tool names, with 1 more for each",
             sum(map(len, tools)) + len(tools),
             65536,
         ),
-        ("characters of patterns of models", sum(map(len, terms.allowed_models)), 4096),
-        ("names in the claimed chain", len(identity.claim.names), 64),
-        ("characters of a claimed name", max(map(len, identity.claim.names), default=0), 64),
     ):
-        if value > limit:  # no call for each: all are right in nearly every request
-            raise too_many(what, value, limit)
-    for name in identity.claim.names:
-        if "," in name or "\0" in name:
-            raise bad_request("a comma or a NUL character in a claimed name")
+        if value > most:  # no call for each: all are right in nearly every request
+            raise too_many(what, value, most)
 
 
 def check_values(p: Prepared, _: Surroundings) -> None:
     """Refuse values that mean nothing. The core checks those that it decides by."""
-    if not 0 <= p.command.umask <= 0o777:
-        raise bad_request(f"umask must be 0 to 0o777, got {p.command.umask:#o}")
     if not p.command.cwd.startswith(b"/"):
         raise bad_request(f"cwd must be absolute, got {p.command.cwd!r}")
     check_limits(p.terms.limits)
@@ -132,3 +124,9 @@ def check_meter(p: Prepared, _: Surroundings) -> None:
         raise bad_request(
             f"the meter '{meter}' has nothing to read: this run's output is not kept in files"
         )
+
+
+CHECKS: Sequence[Check] = (
+    check_size, check_characters, check_bounds, check_shown, check_values, check_meter,
+)  # fmt: skip
+"""In the order in which they are made. Those of features follow."""

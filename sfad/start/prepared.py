@@ -1,10 +1,11 @@
 """What the daemon reads around a request to start a run, and what it decides about it."""
 
+import os
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Self
 
 import trio
-from msgspec import Struct, convert
+from msgspec import Struct, convert, field
 
 from ..agents import AgentProgram
 from ..agents.command import Command
@@ -43,8 +44,8 @@ class Surroundings(Struct, kw_only=True, eq=False):
     """On whose behalf: who has asked, or the live run above the one that is continued."""
     user: Credentials | None
     """Who executes the command (`LaunchSpec.user`)."""
-    client: int
-    """The process that asks."""
+    client: int = field(default_factory=os.getpid)
+    """The process that asks; the daemon itself, where there is none."""
     connection: int = 0
     """Its connection."""
     session: SessionAsked | None = None
@@ -64,8 +65,6 @@ class Surroundings(Struct, kw_only=True, eq=False):
     live: Mapping[RunId, Live]
     agents: Callable[[], Mapping[str, Registered]]
     """Returns those of the config."""
-    find: Callable[[str], RunInfo | None]
-    """Returns the run that the peer means by an id, a name or a prefix. Raises `RequestError`."""
     caller: Live | None = None
     """The run that the peer is in."""
     setups: TreeSetups = NO_SETUPS

@@ -291,12 +291,14 @@ class Drains:
 
     def __init__(self) -> None:
         self._drained = 0.0
-        self._spare = DRAIN_SECONDS
+        self._used = 0.0
+        """Seconds of reading that had not passed again when the last one had been done."""
 
     def drain(self, runs: Iterable[TailedRun | None], seconds: float) -> None:
         """Read these runs as `Tail.drain` says."""
-        now = time.perf_counter()
-        end = now + min(seconds, self._spare + now - self._drained)
+        began = time.perf_counter()
+        self._used = max(0.0, self._used + self._drained - began)
+        end = began + max(0.0, seconds - self._used)
         waiting = []
         for place, tailed in enumerate(runs):
             unread = tailed.unread() if tailed is not None else None
@@ -309,7 +311,7 @@ class Drains:
             now = time.perf_counter()
             tailed.drain(now + max(0.0, end - now) / left, NEWEST if ended else newest, ended=ended)
         self._drained = time.perf_counter()
-        self._spare = max(0.0, end - self._drained)
+        self._used = min(max(seconds, self._used), self._used + self._drained - began)
 
 
 class Tail(Struct, dict=True):

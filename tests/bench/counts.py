@@ -212,15 +212,15 @@ def system_calls() -> Costs:
         ours.directory() as place,
         ours.daemon() as one,
         one.client() as client,
-        _traced(one, place / "log"),
+        traced(one, place / "log"),
     ):
-        found = each(client, lambda: _traced_calls((place / "log").read_text()))
+        found = each(client, lambda: traced_calls((place / "log").read_text()))
     kinds = sorted(found, key=lambda what: (what.startswith("·"), -max(found[what].values())))
     return {what: found[what] for what in kinds if max(found[what].values()) >= 0.5}
 
 
 @contextmanager
-def _traced(one: Daemon, log: Path) -> Iterator[None]:
+def traced(one: Daemon, log: Path) -> Iterator[None]:
     command = [
         "strace",
         "-f",
@@ -248,7 +248,7 @@ def _traced(one: Daemon, log: Path) -> Iterator[None]:
         tracer.terminate()
 
 
-def _traced_calls(log: str) -> Counter[str]:
+def traced_calls(log: str) -> Counter[str]:
     made = re.findall(r"^(\d+) +(\w+)\(", log, re.MULTILINE)
     children = {pid for pid, name in made if name == "execve"}
     found = Counter(f"· {name}" for pid, name in made if pid not in children)

@@ -176,10 +176,15 @@ async def ask(net: Net, asked: str, request: m.Request, expected: type[Any]) -> 
     }
 
 
+def rows_of(count: int) -> int:
+    """Return how many ended runs each of so many nodes is asked for."""
+    return max(4, 50 // count)
+
+
 async def simulate(count: int) -> None:
     """Print what questions cost in a fleet of so many nodes."""
     net = Net(count)
-    rows = max(4, 50 // count)
+    rows = rows_of(count)
     questions: list[tuple[str, m.Request, type[Any]]] = [
         ("list --fleet, first page", m.List(id=0, rows=rows, queued=20), m.RunList),
         ("fleet nodes", FleetStatus(id=0, here=True), FleetState),
@@ -200,7 +205,11 @@ class Actor:
 
     def __init__(self, daemon: str, others: list[str]) -> None:
         self._others = others
-        self._pages: dict[tuple[str, int], bytes] = {}
+        rows = rows_of(len(others) + 1)
+        self._pages = {
+            (name, rows): pack(page(runs_of(int(name[1:])), m.List(id=0, rows=rows)))
+            for name in others
+        }
         self._decoders: dict[str, FrameDecoder] = {}
         self._asked: queue.Queue[FleetPush] = queue.Queue()
         self._tunnels = Tunnels(daemon, "n0", self._call)

@@ -1,14 +1,18 @@
 """How busy the keeper of a fleet is: `python -m tests.bench.fleet_keeper [NODES] [SECONDS]`.
 
 The keeper is a real daemon. All other nodes are simulated in this process: each asks it, on a
-connection of its own, for what a node asks in a minute in which one of its trees starts and ends.
-What is printed is the CPU time of the daemon."""
+connection of its own that stays open, for what a node asks in a minute in which one of its trees
+starts and ends. What is printed is the CPU time of the daemon; and for each question its calls,
+which the load of the machine does not touch. A first question makes the connection, too."""
 
 from __future__ import annotations
 
+import shutil
 import socket
 import sys
 import tempfile
+from collections import Counter
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from random import Random
@@ -16,12 +20,13 @@ from typing import Any
 
 import psutil
 import trio
-from msgspec.structs import replace
 
 from sfad.features.budgets.messages import AllowanceWanted, AskAllowances
 from sfad.features.fleet.messages import AskSlots, ShareSubscriptions, SlotsWanted
 from sfad.features.fleet.node import Asking
 from sfad.protocol import messages as m
+from tests.bench import ours
+from tests.bench.counts import counting, traced, traced_calls
 from tests.harness import Daemon, running
 
 CONFIG = """
@@ -41,20 +46,27 @@ MINUTE = 60.0
 
 
 class Node:
-    def __init__(self, name: str, daemon: Daemon, midnight: datetime) -> None:
-        self._name, self._daemon, self._begins = name, daemon, midnight.isoformat()
+    def __init__(self, name: str, daemon: Daemon) -> None:
+        self._name, self._daemon = name, daemon
         self._number = self._has = 0
+        midnight = datetime.now().astimezone().replace(hour=0, minute=0, second=0, microsecond=0)
+        self._allowance = AllowanceWanted(
+            scope="user", name="ann", begins=midnight.isoformat(), usd=0.5, charged_usd=0.25
+        )
+        self._asking: Asking | None = None
 
-    async def _ask(self, request: Any) -> m.Reply:
-        sock = socket.socket(socket.AF_UNIX)
-        sock.connect(str(self._daemon.socket))
-        asking = Asking(trio.socket.from_stdlib_socket(sock), "n0", self._name)
-        try:
-            reply = await asking.ask(request)
-        finally:
-            asking.close()
+    async def _ask(self, request: Any) -> None:
+        if self._asking is None:
+            sock = socket.socket(socket.AF_UNIX)
+            sock.connect(str(self._daemon.socket))
+            self._asking = Asking(trio.socket.from_stdlib_socket(sock), "n0", self._name)
+        reply = await self._asking.ask(request)
         assert not isinstance(reply, m.Error), reply
-        return reply
+
+    def close(self) -> None:
+        if self._asking is not None:
+            self._asking.close()
+            self._asking = None
 
     async def slots(self, needs: int) -> None:
         """Get a slot for a tree, or give it back."""
@@ -68,30 +80,85 @@ class Node:
         await self._ask(AskSlots(id=1, node=self._name, number=self._number, wanted=wanted))
         self._has = needs
 
+    async def minute(self, tree: float) -> None:
+        """Ask for what a node asks in a minute, in which a tree takes so many seconds."""
+        for needs in (1, 0):
+            await self.slots(needs)
+            await trio.sleep(tree)
+        wanted = [self._allowance]
+        await self._ask(AskAllowances(id=1, node=self._name, number=self._number, wanted=wanted))
+        await self._ask(ShareSubscriptions(id=1))
+
     async def live(self, after: float) -> None:
-        """Ask for what a node asks in each minute."""
         await trio.sleep(after)
-        allowance = AllowanceWanted(
-            scope="user", name="ann", begins=self._begins, usd=0.5, charged_usd=0.25
-        )
-        ask = AskAllowances(id=1, node=self._name, number=1, wanted=[allowance])
         while True:
-            for needs in (1, 0):
-                await self.slots(needs)
-                await trio.sleep(MINUTE / 2)
-            ask = replace(ask, number=ask.number + 1)
-            await self._ask(ask)
-            await self._ask(ShareSubscriptions(id=1))
+            await self.minute(MINUTE / 2)
+
+
+ASKED = 4
+"""Questions of a minute."""
+
+
+def ask(nodes: Sequence[Node], minutes: int) -> None:
+    """Have nodes ask, one after the other, for what they ask in so many minutes."""
+
+    async def each() -> None:
+        for node in nodes:
+            for _ in range(minutes):
+                await node.minute(0)
+            node.close()
+
+    trio.run(each)
+
+
+def counts(nodes: int = 20, minutes: int = 10) -> dict[str, tuple[float, float]]:
+    """Return how many calls the keeper makes for a question, and how many more for the first one of
+    a connection."""
+    found: dict[str, tuple[float, float]] = {}
+    with counting() as (environment, counters), ours.daemon(environment, CONFIG) as daemon:
+
+        def calls() -> Counter[str]:
+            return Counter({"Python calls": counters.read()[0]})
+
+        found |= _each(daemon, calls, nodes, minutes)
+    if shutil.which("strace") is not None:
+        with (
+            ours.directory() as place,
+            ours.daemon({}, CONFIG) as daemon,
+            traced(daemon, place / "log"),
+        ):
+
+            def made() -> Counter[str]:
+                log = (place / "log").read_text()
+                return Counter({"system calls": traced_calls(log)["system calls"]})
+
+            found |= _each(daemon, made, nodes, minutes)
+    return found
+
+
+def _each(
+    daemon: Daemon, look: Callable[[], Counter[str]], nodes: int, minutes: int
+) -> dict[str, tuple[float, float]]:
+    ask([Node("first", daemon)], 1)
+    looks = [look()]
+    for asked in (1, 1 + minutes):
+        ask([Node(f"n{number}", daemon) for number in range(nodes)], asked)
+        looks.append(look())
+    short, long = looks[1] - looks[0], looks[2] - looks[1]
+    found = {}
+    for what, count in short.items():
+        question = (long[what] - count) / (nodes * minutes * ASKED)
+        found[what] = question, count / nodes - ASKED * question
+    return found
 
 
 async def simulate(daemon: Daemon, count: int, seconds: float) -> None:
     """Print how busy the keeper of so many nodes is."""
     random, process = Random(1), psutil.Process(daemon.pid)
-    midnight = datetime.now().astimezone().replace(hour=0, minute=0, second=0, microsecond=0)
     with trio.move_on_after(2 * MINUTE + seconds):
         async with trio.open_nursery() as nursery:
             for number in range(1, count + 1):
-                node = Node(f"n{number}", daemon, midnight)
+                node = Node(f"n{number}", daemon)
                 nursery.start_soon(node.live, random.uniform(0, MINUTE / 2))
             await trio.sleep(MINUTE / 2)  # all have begun
             before, threads = process.cpu_times(), process.num_threads()
@@ -107,6 +174,8 @@ async def simulate(daemon: Daemon, count: int, seconds: float) -> None:
 
 
 def main() -> None:
+    for what, (question, first) in counts().items():
+        print(f"{what} for a question: {question:.0f}; more for a first one: {first:.0f}")
     numbers = [float(word) for word in sys.argv[1:]] + [1000, 45][len(sys.argv) - 1 :]
     with (
         tempfile.TemporaryDirectory(prefix="sfad-keeper-") as directory,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.bench import __main__ as bench
-from tests.bench import counts, rows
+from tests.bench import counts, fleet_keeper, rows
 from tests.bench.native import NoCompiler
 from tests.bench.ours import Sfad
 from tests.bench.peers import PEERS
@@ -53,6 +53,13 @@ def test_counts() -> None:
     found = counts.main()
     assert found["Python calls"].keys() == found["bytes written"].keys() == counts.LOADS.keys()
     assert found["bytes of a list"]["a row"] > 0
+
+
+def test_a_question_costs_the_keeper_of_a_fleet_little_once_the_connection_is_there() -> None:
+    found = fleet_keeper.counts(nodes=3, minutes=3)
+    question, first = found["Python calls"]
+    assert 0 < question < 250  # it was 180, and 540 on a connection for each question
+    assert first > question
 
 
 def test_the_command_line(

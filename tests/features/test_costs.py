@@ -14,10 +14,9 @@ from msgspec.structs import replace
 
 from sfad.core.state.access import Peer
 from sfad.daemon.loop import runtime as loop
-from sfad.daemon.loop.seam import Launch
 from sfad.features.listed import FEATURES
 from sfad.runs.showing import info_of
-from tests.loop.shell import AGENT, shell, spawned
+from tests.loop.shell import AGENT, shell, spawned, spec_of
 from tests.processes.fake import FakeLauncher
 
 ANN = Peer(os.geteuid(), "ann")
@@ -43,7 +42,7 @@ async def calls_of_a_plain_run(directory: Path) -> Counter[str]:
             sys.setprofile(called if measured else None)
             try:
                 await runtime.starting.prepare(around)
-                runtime.parts.launch(live, Launch([]))
+                runtime.parts.launch(live, spec_of([]), [])
                 for told in runtime.parts.changed:
                     told([live.run])
                 info_of(live, 0.0)

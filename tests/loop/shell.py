@@ -21,6 +21,7 @@ from sfad.host.counts import Counts
 from sfad.host.files import Damages
 from sfad.host.log import Log
 from sfad.host.tasks import LoopRounds
+from sfad.processes.launcher import LaunchSpec
 from sfad.protocol.messages import Spawn
 from sfad.start.asking import fill_in_asked
 from sfad.start.prepared import Prepared, Surroundings
@@ -72,9 +73,7 @@ async def shell(
 
 def bare(order: Spawn) -> Surroundings:
     """Return what is around a request where nothing else is."""
-    return Surroundings(
-        order=order, peer=ANN, user=None, client=1, live={}, agents=dict, find=lambda _: None
-    )
+    return Surroundings(order=order, peer=ANN, user=None, client=1, live={}, agents=dict)
 
 
 def undecided(around: Surroundings) -> Prepared:
@@ -85,6 +84,11 @@ def undecided(around: Surroundings) -> Prepared:
 
 
 AGENT = Spawn(id=1, argv=[b"agent"], cwd=b"/", env=[])
+
+
+def spec_of(env: list[bytes]) -> LaunchSpec:
+    """Return what the heart launches `AGENT` with."""
+    return LaunchSpec(AGENT.argv, AGENT.cwd, env)
 
 
 async def spawned(runtime: Runtime, spawn: Spawn = AGENT, peer: Peer = ANN) -> str:

@@ -25,6 +25,7 @@ from tests.processes.fake import FakeLauncher, Script
 
 RUNS = 48
 """With five rows each, less than what calls for a checkpoint."""
+LOADS = 4
 HERE = str(Path(sfad.__file__).parent)
 
 
@@ -89,17 +90,20 @@ async def in_a_batch(runtime: Runtime) -> None:
 
 
 @pytest.mark.parametrize(
-    ("load", "calls", "written"), [(one_by_one, 570, 26), (in_a_batch, 475, 8)]
+    ("load", "calls", "written"), [(one_by_one, 555, 24), (in_a_batch, 450, 6)]
 )
 async def test_a_run_costs_so_many_calls_and_writes_at_most(
     tmp_path: Path, load: Callable[[Runtime], Awaitable[None]], calls: int, written: int
 ) -> None:
-    """`calls`, `written`: a little more than what it costs today. Raise them only with a reason."""
+    """`calls`, `written`: a little more than what it costs today. Raise them only with a reason.
+    What is done each second is counted too, so the least of some loads is what counts."""
+    made: list[tuple[float, float]] = []
     async with shell(tmp_path, Short, CONFIG) as runtime:
         await one(runtime)
-        before = writes()
-        with counting() as found:
-            await load(runtime)
-        made = writes() - before
-    assert found.calls <= calls * RUNS, f"{found.calls / RUNS:.0f} calls a run"
-    assert made <= written * RUNS, f"{made / RUNS:.1f} writes a run"
+        for _ in range(LOADS):
+            before = writes()
+            with counting() as found:
+                await load(runtime)
+            made.append((found.calls / RUNS, (writes() - before) / RUNS))
+    assert min(each[0] for each in made) <= calls, f"calls and writes a run: {made}"
+    assert min(each[1] for each in made) <= written, f"calls and writes a run: {made}"

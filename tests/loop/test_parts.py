@@ -12,8 +12,8 @@ import pytest
 import trio
 import trio.lowlevel
 
+from sfad.daemon.loop.leading import Leading
 from sfad.daemon.loop.seam import Heart, Part, Parts
-from sfad.daemon.loop.starting import Way
 from sfad.feature import Feature
 from sfad.protocol.errors import RequestError
 from sfad.protocol.messages import Spawn
@@ -139,6 +139,7 @@ async def test_what_was_waited_for_may_have_changed_what_is_checked(
         checked.append(p)
 
     async with shell(tmp_path, FakeLauncher) as runtime:
-        runtime.starting.way = Way(lambda _around: None, (), (check,), last)
+        runtime.starting.leading = Leading(have=last)
+        runtime.starting.steps, runtime.starting.checks = (), (check,)
         p = await runtime.starting.prepare(around())
     assert checked == [p] * times

@@ -3,6 +3,7 @@ exception."""
 
 from __future__ import annotations
 
+import gc
 import typing
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -31,6 +32,7 @@ from sfad.features.gateway.messages import (
     UpstreamInfo,
 )
 from sfad.protocol import messages as m
+from sfad.protocol.conversation import LONG, Conversation
 from sfad.protocol.encoding import to_json
 from sfad.protocol.framing import HEADER, BadMessage, FrameDecoder, request_id
 from sfad.protocol.requests.summary import Breach, Costly, Failed, Group, Summary
@@ -452,6 +454,26 @@ SPAWNS = st.builds(
 @settings(max_examples=examples(100), deadline=None, database=None)
 def test_operating_system_strings_come_through_unchanged(spawn: m.Spawn) -> None:
     assert m.unpack_request(m.pack(spawn)) == spawn
+
+
+def test_the_type_may_stand_anywhere() -> None:
+    """msgspec writes it first, where it is looked for first; clients in other languages need
+    not."""
+    for named in ({"id": 1, "run": "a1", "type": "info"}, {"type": "info", "id": 1, "run": "a1"}):
+        for _ in range(2):  # the first makes the decoder
+            assert m.unpack_request(msgspec.msgpack.encode(named)) == m.Info(id=1, run="a1")
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_garbage_is_collected_after_a_long_reply_as_before(collects: bool) -> None:
+    reply = m.Error(id=1, code=ErrorCode.INTERNAL, message="x" * LONG)
+    before = gc.isenabled()
+    (gc.enable if collects else gc.disable)()
+    try:
+        assert list(Conversation().receive(m.pack_message(reply))) == [reply]
+        assert gc.isenabled() == collects
+    finally:
+        (gc.enable if before else gc.disable)()
 
 
 def test_defaults_are_not_sent() -> None:

@@ -218,14 +218,14 @@ async def test_who_asks_often_has_the_kernel_asked_for_signs_of_life_once(
 
 def test_rows_that_were_not_asked_for_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalogue, "MAX_BYTES", 30)
-    rows = EncodedRuns()
+    rows, row = EncodedRuns(), Raw(b"0123456789")
     for number in (1, 2, 3):
-        rows.add(number, Raw(b"0123456789"))
-    assert list(rows.of([1])) == [1]
-    rows.add(4, Raw(b"0123456789"))
-    assert (list(rows.of([1, 2, 3, 4])), rows.size) == ([1, 3, 4], 30)
+        rows.add(number, row)
+    assert rows.of([1, 9]) == [row, None]
+    rows.add(4, row)
+    assert (rows.of([1, 2, 3, 4]), rows.size) == ([row, None, row, row], 30)
     rows.add(5, Raw(bytes(100)))
-    assert (rows.of([1, 3, 4, 5]), rows.size) == ({}, 0)
+    assert (rows.of([1, 3, 4, 5]), rows.size) == ([None] * 4, 0)
 
 
 async def test_a_run_that_the_ledger_could_not_admit_is_listed(tmp_path: Path) -> None:

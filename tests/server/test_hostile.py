@@ -337,6 +337,7 @@ TOO_MUCH: dict[str, dict[str, Any]] = {
     "an escape sequence in a key": {"labels": {"\x1b[31m": ""}},
     "a reversed type": {"run_type": "\u202etxt"},
     "a bell in the channel": {"channel": "\a"},
+    "a long key": {"key": "x" * 65},
     "a umask beyond the modes": {"umask": 0o1000},
     "a negative umask": {"umask": -1},
     "a NUL in argv": {"argv": [b"a\0b"]},

@@ -14,7 +14,6 @@ from sfad.core.state.access import Peer
 from sfad.daemon.loop import starting
 from sfad.daemon.loop.runtime import Runtime
 from sfad.protocol import messages as m
-from sfad.protocol.errors import RequestError
 from sfad.protocol.types import After, Claim, Isolation, Limit, LimitKind
 from sfad.start.checks import LARGE
 from sfad.start.prepared import Prepared
@@ -39,13 +38,6 @@ async def test_an_equal_request_gets_what_was_decided(tmp_path: Path) -> None:
         assert await prepared(runtime, replace(ORDER, id=7, key="b"), client=12) is first
         assert first.command.argv == [b"true"]
         assert first.asked.identity.name == "true"
-
-
-async def test_the_key_of_an_equal_request_is_bounded_too(tmp_path: Path) -> None:
-    async with shell(tmp_path, FakeLauncher) as runtime:
-        await prepared(runtime)
-        with pytest.raises(RequestError, match="characters of key"):
-            await prepared(runtime, replace(ORDER, key="x" * 65))
 
 
 @pytest.mark.parametrize(

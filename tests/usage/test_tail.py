@@ -265,6 +265,17 @@ def test_drains_without_a_pause_share_their_time(rig: Rig) -> None:
     assert sum(read[1:]) <= 7 * NEWEST + read[0]
 
 
+@pytest.mark.usefixtures("only_reading_takes_time")
+def test_a_drain_with_more_time_has_it_also_after_a_short_one(rig: Rig) -> None:
+    rig.begin(meter=Slow)
+    rig.write(numbered(2 * MIB // 64))
+    rig.tail.drain(["a1"])
+    before = rig.turns()
+    rig.write(numbered(8 * MIB // 64))
+    rig.tail.drain(["a1"], seconds=60)
+    assert rig.turns() == before + 8 * MIB // 64
+
+
 def test_the_end_of_a_parent_does_not_cut_a_line_of_its_child(rig: Rig) -> None:
     rig.begin("a1")
     rig.begin("a2")

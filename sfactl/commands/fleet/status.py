@@ -13,7 +13,7 @@ def status(socket: Socket = None, json: Json = False) -> int:
     """Show this node's place in the fleet.
 
     With the runs that it has granted to other nodes and was granted by them, and nodes with its
-    runs that do not answer.
+    runs that do not answer. Exits with 75 if the node is not connected, or lacks Ray.
     """
     state = call(socket, FleetStatus(id=0), FleetState)
     if json:
@@ -30,6 +30,8 @@ def status(socket: Socket = None, json: Json = False) -> int:
             f"node {state.node} of the cluster at {state.address}: "
             f"{'connected' if state.connected else 'not connected'}"
         )
+        if not state.raylet:
+            print("  its part of Ray is gone: nothing is placed here until it is back")
         if state.trouble:
             print(f"  {output.plain(state.trouble)}")
         if state.connected or state.keeper:
@@ -41,4 +43,5 @@ def status(socket: Socket = None, json: Json = False) -> int:
                 print(f"  {counted(count, 'live run')} {words} {node}")
         for node, away in sorted(state.unreachable.items()):
             print(f"  {node} has not answered for {format_elapsed(away)}")
-    return ExitCode.DONE if state.connected or not state.address else ExitCode.UNAVAILABLE
+    whole = state.connected and state.raylet and not state.trouble
+    return ExitCode.DONE if whole or not state.address else ExitCode.UNAVAILABLE

@@ -42,7 +42,6 @@ from ..line_meter import (
     TextDelta,
     ToolCall,
     WholeText,
-    lines_of_type,
 )
 from ..own_server import Background, OwnServer
 from ..program import (
@@ -196,10 +195,10 @@ class _ClaudeState(msgspec.Struct, array_like=True):
 
 
 class ClaudeMeter(LineMeter[_ClaudeEvent, _ClaudeState]):
-    wanted = lines_of_type(
-        "system", "assistant", "message_start", "content_block_delta", "message_delta", "result"
-    )
-    decoder = msgspec.json.Decoder(_ClaudeEvent)
+    types = (
+        "system", "assistant", "message_start", "content_block_delta", "message_delta", "result",
+    )  # fmt: skip
+    event_type = _ClaudeEvent
     state_type = _ClaudeState
 
     def __init__(self, *, answers_more: bool = False, resumed: bool = False) -> None:
@@ -368,8 +367,8 @@ class ClaudeSession(SessionMeter[_ClaudeLine]):
     """Lines of one message share its id and its usage. Before it exits, Claude Code writes a
     `cost-state` with the cost of the whole session, subagents included."""
 
-    wanted = lines_of_type("assistant", "user", "cost-state")
-    decoder = msgspec.json.Decoder(_ClaudeLine)
+    types = ("assistant", "user", "cost-state")
+    event_type = _ClaudeLine
     _resumed = False
     """Lines before `since` were seen: totals of the session are not those of this run."""
     _unanswered = False

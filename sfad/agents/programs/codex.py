@@ -39,7 +39,6 @@ from ..line_meter import (
     Speech,
     ToolCall,
     WholeText,
-    lines_of_type,
 )
 from ..own_server import OwnServer
 from ..program import (
@@ -120,10 +119,11 @@ class _CodexState(msgspec.Struct, array_like=True):
 
 
 class CodexMeter(LineMeter[_CodexEvent, _CodexState]):
-    wanted = lines_of_type(
-        "thread.started", "item.started", "item.completed", "turn.completed", "turn.failed", "error"
-    )
-    decoder = msgspec.json.Decoder(_CodexEvent)
+    types = (
+        "thread.started", "item.started", "item.completed", "turn.completed", "turn.failed",
+        "error",
+    )  # fmt: skip
+    event_type = _CodexEvent
     state_type = _CodexState
 
     def __init__(self, *, model: str = "", provider: str = "", resumed: bool = False) -> None:
@@ -294,11 +294,11 @@ class CodexSession(SessionMeter[_CodexLine]):
     after the tool call that follows it; both are repeated, and older versions write only the
     second."""
 
-    wanted = lines_of_type(
+    types = (
         "session_meta", "response_item", "turn_context", "thread_settings_applied", "token_count",
         "token_usage_record", "task_complete", "turn_aborted",
     )  # fmt: skip
-    decoder = msgspec.json.Decoder(_CodexLine)
+    event_type = _CodexLine
     _model = ""
     _total = Tokens()
 

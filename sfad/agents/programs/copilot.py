@@ -23,7 +23,6 @@ from ..line_meter import (
     TextDelta,
     ToolCall,
     WholeText,
-    lines_of_type,
 )
 from ..own_server import OwnServer
 from ..program import (
@@ -78,7 +77,7 @@ class _CopilotState(msgspec.Struct, array_like=True):
 
 
 class CopilotMeter(LineMeter[_CopilotEvent, _CopilotState]):
-    wanted = lines_of_type(
+    types = (
         "user.message",
         "assistant.message",
         "tool.execution_start",
@@ -86,7 +85,7 @@ class CopilotMeter(LineMeter[_CopilotEvent, _CopilotState]):
         "session.error",
         "result",
     )
-    decoder = msgspec.json.Decoder(_CopilotEvent)
+    event_type = _CopilotEvent
     state_type = _CopilotState
 
     def _take(self, event: _CopilotEvent) -> None:
@@ -124,14 +123,14 @@ class CopilotMeter(LineMeter[_CopilotEvent, _CopilotState]):
 
 
 class CopilotSession(SessionMeter[_CopilotEvent]):
-    wanted = lines_of_type(
+    types = (
         "user.message",
         "assistant.message",
         "tool.execution_start",
         "session.usage_record",
         "session.error",
     )
-    decoder = msgspec.json.Decoder(_CopilotEvent)
+    event_type = _CopilotEvent
 
     def _take(self, event: _CopilotEvent) -> None:
         data = event.data

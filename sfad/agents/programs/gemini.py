@@ -34,7 +34,6 @@ from ..line_meter import (
     TextDelta,
     ToolCall,
     WholeText,
-    lines_of_type,
 )
 from ..program import (
     ANY_NAME,
@@ -105,8 +104,8 @@ class _GeminiState(msgspec.Struct, array_like=True):
 
 
 class GeminiMeter(LineMeter[_GeminiEvent, _GeminiState]):
-    wanted = lines_of_type("init", "message", "tool_use", "result", "error")
-    decoder = msgspec.json.Decoder(_GeminiEvent)
+    types = ("init", "message", "tool_use", "result", "error")
+    event_type = _GeminiEvent
     state_type = _GeminiState
 
     def _take(self, event: _GeminiEvent) -> None:
@@ -193,8 +192,8 @@ class GeminiSession(SessionMeter[_GeminiLine]):
     """A message is written with its tokens, and again when its tool calls have ended: the last line
     of an id counts."""
 
-    wanted = lines_of_type("user", "gemini")
-    decoder = msgspec.json.Decoder(_GeminiLine)
+    types = ("user", "gemini")
+    event_type = _GeminiLine
     _unanswered = False
 
     def _take(self, event: _GeminiLine) -> None:

@@ -8,7 +8,7 @@ import msgspec
 
 from ...protocol.known import ANY_PROGRAM
 from .. import counters
-from ..line_meter import AgentFailure, FinalText, LineMeter, Speech, ToolCall, lines_of_type
+from ..line_meter import AgentFailure, FinalText, LineMeter, Speech, ToolCall
 from ..program import AgentProgram
 
 
@@ -32,8 +32,8 @@ class _JsonlState(msgspec.Struct, array_like=True):
 
 
 class JsonlMeter(LineMeter[_JsonlEvent, _JsonlState]):
-    wanted = lines_of_type("usage", "turn", "result")
-    decoder = msgspec.json.Decoder(_JsonlEvent)
+    types = ("usage", "turn", "result")
+    event_type = _JsonlEvent
     state_type = _JsonlState
 
     def _take(self, event: _JsonlEvent) -> None:

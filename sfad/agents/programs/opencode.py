@@ -25,7 +25,7 @@ from ...core.state.request import name_of
 from ...protocol.known import KEYS
 from .. import counters
 from ..lenient import LenientDecoder
-from ..line_meter import AgentFailure, LineMeter, Speech, ToolCall, WholeText, lines_of_type
+from ..line_meter import AgentFailure, LineMeter, Speech, ToolCall, WholeText
 from ..own_server import OwnServer
 from ..program import (
     AgentProgram,
@@ -104,10 +104,8 @@ class _OpencodeState(msgspec.Struct, array_like=True):
 
 
 class OpencodeMeter(LineMeter[_OpencodeEvent, _OpencodeState]):
-    wanted = lines_of_type(
-        "step_start", "step_finish", "tool_use", "text", "reasoning", "error", "done"
-    )
-    decoder = msgspec.json.Decoder(_OpencodeEvent)
+    types = ("step_start", "step_finish", "tool_use", "text", "reasoning", "error", "done")
+    event_type = _OpencodeEvent
     state_type = _OpencodeState
 
     def __init__(self, *, model: str = "") -> None:

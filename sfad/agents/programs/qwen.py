@@ -30,7 +30,6 @@ from ..line_meter import (
     TextDelta,
     ToolCall,
     WholeText,
-    lines_of_type,
 )
 from ..program import (
     AgentProgram,
@@ -108,8 +107,8 @@ class _QwenState(msgspec.Struct, array_like=True):
 
 
 class QwenMeter(LineMeter[_QwenEvent, _QwenState]):
-    wanted = lines_of_type("system", "assistant", "user", "result")
-    decoder = msgspec.json.Decoder(_QwenEvent)
+    types = ("system", "assistant", "user", "result")
+    event_type = _QwenEvent
     state_type = _QwenState
 
     def __init__(self, *, resumed: bool = False) -> None:
@@ -237,8 +236,8 @@ class QwenSession(SessionMeter[_QwenLine]):
     """A call of the model is a line of telemetry with its usage, and then, if the main agent has
     made it, one with its answer."""
 
-    wanted = lines_of_type("user", "assistant", "system")
-    decoder = msgspec.json.Decoder(_QwenLine)
+    types = ("user", "assistant", "system")
+    event_type = _QwenLine
     _unanswered = False
 
     def _take(self, event: _QwenLine) -> None:

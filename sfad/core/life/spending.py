@@ -71,6 +71,22 @@ def _print_in(run: Run) -> Iterator[Run]:
             name = above.asked.prints_in
 
 
+def _of_share(reservation: OpenReservation) -> Use:
+    """Return what a run on another node has used at most of its share, which may have no tokens."""
+    use = reservation.use
+    if use.tokens:
+        return use
+    return replace(use, input_tokens=None, output_tokens=None, unsure_tokens=None)
+
+
+def _is_bounded(run: Run) -> bool:
+    """Return whether what is told of a run that is lost on another node is an upper bound: that of
+    its share."""
+    use = run.account.sources.get("report", NOTHING)
+    bounded = use.unsure_cost is not None and (use.tokens is None or bool(use.unsure_tokens))
+    return run.remote is not None and bounded
+
+
 def _agent_cost_counts(run: Run) -> bool:
     return run.goes_around or run.asked.sources.tells_each_call
 
@@ -208,7 +224,8 @@ class Spending:
         for name in list(account.reservations):
             reservation = self._release(run, name)
             source = reservation.source
-            account.sources[source] = account.sources.get(source, NOTHING).plus(reservation.use)
+            use = reservation.use if run.remote is None else _of_share(reservation)
+            account.sources[source] = account.sources.get(source, NOTHING).plus(use)
             self._ctx.purses.changed = True  # what was only reserved is used now
             self._record(
                 run,
@@ -219,7 +236,8 @@ class Spending:
         if not account.sources:
             return
         assert run.ending is not None
-        if run.ending.outcome is Status.LOST:  # it may have used more than was read
+        if run.ending.outcome is Status.LOST and not _is_bounded(run):
+            # it may have used more than was read
             account.lose()
         self._count(run, before)
         if self._ctx.purses.known:

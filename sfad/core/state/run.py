@@ -662,15 +662,11 @@ class Run(State):
     def time_said(self) -> Limit | None:
         """The limit of time that was asked for: its own, else that of the nearest run above it that
         has one."""
-        return next(
-            (
-                limit
-                for each in reversed(self.lineage)
-                for limit in each.asked.terms.limits
-                if limit.kind is LimitKind.TIME
-            ),
-            None,
-        )
+        for each in reversed(self.lineage):
+            for limit in each.asked.terms.limits:
+                if limit.kind is LimitKind.TIME:
+                    return limit
+        return None
 
     @property
     def deadline(self) -> float | None:

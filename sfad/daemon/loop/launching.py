@@ -28,10 +28,14 @@ from ...runs.live import Live, bounds_of
 from ...usage.metering import Metering
 from .leading import Leading
 from .resources import Resources
-from .seam import Launch, Parts
+from .seam import Parts
 
-Arm = Callable[[RunId, Timer, float], None]
-"""Run, timer, time."""
+
+class NotLaunched(Exception):
+    def __init__(self, number: int, why: str, kind: Literal["launch", "output"]) -> None:
+        """As `LaunchFailed` has them."""
+        super().__init__(why)
+        self.number, self.kind = number, kind
 
 
 class Launching(Struct, frozen=True):
@@ -42,78 +46,67 @@ class Launching(Struct, frozen=True):
     metering: Metering
     descriptors: Descriptors
     feed: e.Feed
-    arm: Arm
+    arm: Callable[[RunId, Timer, float], None]
+    """Given run, timer and time."""
     leading: Leading
     parts: Parts
 
     def launch(self, run: Run) -> None:
         """Launch an attempt, or feed `LaunchFailed`."""
-        live, resources = self.catalogue.live[run.id], self.resources
-        if run.asked.in_program:
-            self.metering.begin_attempt(live)
-            self.parts.carrier().begin(live)
+        live, opened = self.catalogue.live[run.id], list[int]()
+        try:
+            if run.asked.in_program:
+                self.metering.begin_attempt(live)
+                self.parts.carrier().begin(live)
+            else:
+                self._launch(live, opened)
             self.resources.spool.spawns.launched(run)
-            return
+        except NotLaunched as why:
+            message = f"run {run.id} was not started: {why}"
+            self.feed(e.LaunchFailed(trio.current_time(), run.id, why.number, message, why.kind))
+        finally:
+            for descriptor in opened:
+                os.close(descriptor)
+
+    def _launch(self, live: Live, opened: list[int]) -> None:
+        """Raise `NotLaunched`. `opened` gets descriptors that are needed until then."""
+        run, resources, now = live.run, self.resources, trio.current_time()
         if live.credentials is None and run.birth.uid != 0 and os.geteuid() == 0:
-            self._fail(
-                run, errno.EPERM, f"what user {run.birth.user} may do is not known", "launch"
-            )
-            return
+            why = f"what user {run.birth.user} may do is not known"
+            raise NotLaunched(errno.EPERM, why, "launch")
         try:
             # it may have waited since it was admitted, or be one of many
             self.descriptors.check_launch()
         except OSError as error:
-            self._fail(run, errno.EMFILE, str(error), "launch")
-            return
-        now, opened = trio.current_time(), list[int]()
-        left = _left(run, now)
+            raise NotLaunched(errno.EMFILE, str(error), "launch") from error
+        attempt, left = run.latest, _left(run, now)
         try:
-            try:
-                spec = self._spec(live, left, now, opened)
-                if not run.latest.stage:
-                    self.metering.begin_attempt(live, opened[:2])  # files of the output, if any
-                elif run.latest.exit is None:  # it comes before the command
-                    self.metering.begin_attempt(live)
-            except OSError as error:
-                why = f"its output could not be opened: {error}"
-                why += no_inodes(resources.output.directory)
-                self._fail(run, error.errno or 0, why, "output")
-                return
-            # where the meter was in an earlier attempt says nothing about this one
-            if run.latest.number > 1:
-                resources.spool.journal.save([live], self.metering.position)
-            if resources.spool.values.failing:
-                # the next daemon would take it for queued, and launch it a second time
-                self._fail(
-                    run,
-                    errno.ENOSPC,
-                    "the disk has no room to save that it is launched; free some",
-                    "output",
-                )
-                return
-            parent = run.parent.id if run.parent is not None else None
-            resources.launcher.launch(run.id, parent, spec, partial(self._save_main, live))
-            last = run.latest.number >= run.asked.retries.attempts and not run.latest.stage
-            if live.stdin is not None and last:
-                live.stdin.leave_to_run()
-            crash_point("launched")
-            self.arm(run.id, Timer.DEADLINE, now + left)
-            resources.spool.spawns.launched(run)
-        finally:
-            for descriptor in opened:
-                os.close(descriptor)
+            spec = self._spec(live, left, now, opened)
+            if not attempt.stage or attempt.exit is None:  # a stage may come before the command
+                self.metering.begin_attempt(live, () if attempt.stage else opened[:2])
+        except OSError as error:
+            why = f"its output could not be opened: {error}"
+            why += no_inodes(resources.output.directory)
+            raise NotLaunched(error.errno or 0, why, "output") from error
+        # where the meter was in an earlier attempt says nothing about this one
+        if attempt.number > 1:
+            resources.spool.journal.save([live], self.metering.position)
+        if resources.spool.values.failing:
+            # the next daemon would take it for queued, and launch it a second time
+            why = "the disk has no room to save that it is launched; free some"
+            raise NotLaunched(errno.ENOSPC, why, "output")
+        parent = run.parent.id if run.parent is not None else None
+        resources.launcher.launch(run.id, parent, spec, partial(self._save_main, live))
+        is_last = attempt.number >= run.asked.retries.attempts and not attempt.stage
+        if live.stdin is not None and is_last:
+            live.stdin.leave_to_run()
+        crash_point("launched")
+        self.arm(run.id, Timer.DEADLINE, now + left)
 
     def expect(self, run: Run, now: float) -> None:
         """Bound a launch by the time that the run may take. The core arms this timer again when the
         command is executed."""
         self.arm(run.id, Timer.DEADLINE, now + _left(run, now))
-
-    def _fail(self, run: Run, number: int, why: str, kind: Literal["launch", "output"]) -> None:
-        self.feed(
-            e.LaunchFailed(
-                trio.current_time(), run.id, number, f"run {run.id} was not started: {why}", kind
-            )
-        )
 
     def _save_main(self, live: Live, record: LaunchRecord) -> bool:
         live.set_main(record.pid, record.started, self.resources.output.inodes(live.run.id))
@@ -122,72 +115,61 @@ class Launching(Struct, frozen=True):
         return self.resources.spool.journal.is_saved(live.run.id)
 
     def _spec(self, live: Live, left: float, now: float, opened: list[int]) -> LaunchSpec:
-        run, command, attempt = live.run, live.command, live.run.latest
-        stdio = stdin, _, _ = (
-            self._stdio_of_stage(live, opened) if attempt.stage else self._stdio(live, opened)
-        )
+        run, attempt = live.run, live.run.latest
+        is_first = attempt.number == 1 and not (attempt.stage or attempt.resumes)
+        stdin, stdout, stderr = self._stdio(live, opened)
         if run.ancestors:
             left = min(left, *[_left(above, now) for above in run.ancestors])
         deadline = wall_clock().timestamp() + left
-        inherits = live.output.stdio == "inherit"
-        terminal = inherits and stdin is not None and _is_terminal(stdin)
-        env = run_environment(live, socket=self.resources.socket, deadline=deadline)
-        asked = Launch(env, terminal, stdio=stdio, closes=opened.append)
-        given = self.parts.launch(live, asked)
-        argv, env = command.argv, given.env
-        if attempt.stage:
-            if given.argv is None:
-                raise OSError(errno.ENOTSUP, "this sfad has no feature that executes it")
-            argv = given.argv
-        elif attempt.number > 1 or attempt.resumes:
-            session = run.agent_session if attempt.resumes else None
-            argv = argv_of(
-                command, attempt.number, session,
-                terminal=given.terminal or inherits, told=attempt.told,
-            )  # fmt: skip
-        argv, env = self.leading.named(run.id, argv, env)
-        return LaunchSpec(
-            argv=argv,
-            cwd=given.cwd or command.cwd,
-            env=env,
-            umask=command.umask,
-            stdin=given.stdio[0],
-            stdout=given.stdio[1],
-            stderr=given.stdio[2],
-            terminal=given.terminal,
-            alone=given.alone,
+        terminal = live.output.stdio == "inherit" and stdin is not None and _is_terminal(stdin)
+        spec = LaunchSpec(
+            live.command.argv if is_first else _argv(live),
+            live.command.cwd,
+            run_environment(live, socket=self.resources.socket, deadline=deadline),
+            live.command.umask,
+            stdin,
+            stdout,
+            stderr,
+            terminal=terminal,
             bounds=bounds_of(run),
-            stand_ins=given.stand_ins,
-            sandbox=given.sandbox,
-            first_step=given.first_step,
             user=live.credentials,
             nonce=live.nonce,
         )
-
-    def _stdio_of_stage(self, live: Live, opened: list[int]) -> tuple[int | None, None, None]:
-        """Return the terminal in which the run was started, where there is one: Ctrl-C has to reach
-        what is executed. What it prints goes where the feature says."""
-        if live.output.stdio == "inherit":
-            at_terminal = bool(live.descriptors) and _is_terminal(live.descriptors[0])
-            return live.descriptors[0] if at_terminal else None, None, None
-        if live.run.latest.exit is None:
-            self._stdio(live, opened)  # of its command, which follows: readers may be there
-        return None, None, None
+        spec = self.parts.launch(live, spec, opened)
+        if not spec.argv:
+            raise OSError(errno.ENOTSUP, "this sfad has no feature that executes it")
+        return self.leading.named(run.id, spec)
 
     def _stdio(self, live: Live, opened: list[int]) -> tuple[int | None, int | None, int | None]:
-        if live.output.stdio == "inherit":
-            stdin, stdout, stderr = live.descriptors
-            return stdin, stdout, stderr
-        piped = (
-            live.stdin.read_end
-            if live.stdin is not None
-            else (live.descriptors[0] if live.descriptors else None)
-        )
-        if not live.output.kept:
-            return piped, None, None
-        owner = None if live.credentials is None else (live.credentials.uid, live.credentials.gid)
-        opened += self.resources.output.open_for_run(live.run.id, owner)
-        return piped, opened[0], opened[1]
+        """Return stdin, stdout and stderr. Ctrl-C has to reach a stage, too, but what it prints
+        goes where its feature says."""
+        output, given, attempt = live.output, live.descriptors, live.run.latest
+        if output.stdio == "inherit":
+            if not attempt.stage:
+                return given[0], given[1], given[2]
+            return given[0] if given and _is_terminal(given[0]) else None, None, None
+        # before the command comes a stage: readers of its output may be there
+        if output.kept and (not attempt.stage or attempt.exit is None):
+            user = live.credentials
+            owner = None if user is None else (user.uid, user.gid)
+            opened += self.resources.output.open_for_run(live.run.id, owner)
+        if attempt.stage:
+            return None, None, None
+        stdin = given[0] if given else None
+        if live.stdin is not None:
+            stdin = live.stdin.read_end
+        return (stdin, opened[0], opened[1]) if output.kept else (stdin, None, None)
+
+
+def _argv(live: Live) -> list[bytes]:
+    """Return the command of an attempt that is not the first. That of a stage is its feature's to
+    know."""
+    attempt, command = live.run.latest, live.command
+    if attempt.stage:
+        return []
+    session = live.run.agent_session if attempt.resumes else None
+    terminal = live.output.stdio == "inherit" or live.parts.of("terminal") is not None
+    return argv_of(command, attempt.number, session, terminal=terminal, told=attempt.told)
 
 
 def _left(run: Run, now: float) -> float:

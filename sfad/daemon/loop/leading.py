@@ -11,6 +11,7 @@ from ...agents.setup_reader import TreeSetups
 from ...core.events import AgentProcess, CallSettled
 from ...core.state.policy import Invalid
 from ...core.state.run import Run
+from ...processes.launcher import LaunchSpec
 from ...protocol.errors import bad_request
 from ...protocol.types import RunId
 from ...runs.live import Live
@@ -80,10 +81,8 @@ class Leading(Struct, frozen=True, kw_only=True):
 
     # ---- the run
 
-    named: Callable[[RunId, list[bytes], list[bytes]], tuple[list[bytes], list[bytes]]] = (
-        lambda _, argv, env: (argv, env)
-    )
-    """Returns command and environment with what names the run to the gateway. Raises `OSError`."""
+    named: Callable[[RunId, LaunchSpec], LaunchSpec] = lambda _, spec: spec
+    """Returns what a run is launched with, with what names it to the gateway. Raises `OSError`."""
     launched: Callable[[RunId], object] = _none
     """A run executes its command."""
     agent_seen: Callable[[RunId, AgentProcess], object] = _nothing

@@ -76,8 +76,9 @@ class PendingRequests(Struct):
     descriptors: Descriptors
     counts: Counts
     last_token: int = 0
-    _askers: dict[int, list[OnAnswer]] = field(default_factory=dict)
-    """Several, where a client lost its connection and has sent its request again on another."""
+    askers: dict[int, list[OnAnswer]] = field(default_factory=dict)
+    """What is called with the answers, by token. Several, where a client lost its connection and
+    has sent its request again on another."""
     spawns: dict[int, PendingSpawn] = field(default_factory=dict)
     """Those that the core has not decided about. What takes an admitted one out has its descriptors
     then."""
@@ -109,27 +110,19 @@ class PendingRequests(Struct):
             raise
         token = self._token(asker)
         self.spawns[token] = pending
-        continued = self.catalogue.info(asked.continues) if asked.continues is not None else None
-        by = continued.continued_by if continued is not None else None
-        now, grant, after = trio.current_time(), asked.grant, asked.queueing.after
-        until = (
-            after_stamp(grant.stamp, grant.lease)
-            if grant is not None and grant.lease is not None
-            else None
-        )
-        ended = self._ended(after) if after else {}
+        after, by, until = asked.queueing.after, None, None
+        if asked.continues is not None and (info := self.catalogue.info(asked.continues)):
+            by = info.continued_by
+        if asked.grant is not None and asked.grant.lease is not None:
+            until = after_stamp(asked.grant.stamp, asked.grant.lease)
+        ended, now = self._ended(after) if after else {}, trio.current_time()
         self.feed(e.SpawnRequested(now, token, peer, asked, ended, by, until, time.time()))
 
     def _ended(self, awaited: Iterable[After]) -> dict[RunId, Status]:
         """Return how those of the runs have ended that are not live."""
-        ended = (
-            (after.run, self.catalogue.info(after.run))
-            for after in awaited
-            if after.at is None and after.run not in self.catalogue.live
-        )
-        return {
-            run: info.status for run, info in ended if info is not None and info.status.terminal
-        }
+        runs = [each.run for each in awaited if each.at is None]
+        found = [self.catalogue.info(run) for run in runs if run not in self.catalogue.live]
+        return {info.id: info.status for info in found if info and info.status.terminal}
 
     def answer(self, token: int, answer: c.Answer) -> None:
         unclaimed = self.spawns.pop(token, None)  # a spawn that was not admitted
@@ -137,29 +130,25 @@ class PendingRequests(Struct):
             unclaimed.close()
         if isinstance(answer, c.SpawnRefused):
             self.counts.spawn_refused(answer.refusal.kind)
-        for asker in self._askers.pop(token, ()):
+        for asker in self.askers.pop(token, ()):
             asker(answer)
 
     def withdraw(self, asker: OnAnswer, token: int, why: str | None) -> None:
         """Expect no answer to a model call, and have the core forget it. `why`: see
         `CallWithdrawn`."""
-        self._askers[token].remove(asker)
-        if not self._askers[token]:
-            del self._askers[token]
+        self.askers[token].remove(asker)
+        if not self.askers[token]:
+            del self.askers[token]
             self.feed(e.CallWithdrawn(trio.current_time(), token, why))
-
-    def askers(self) -> dict[int, list[OnAnswer]]:
-        """Return what is called with the core's answers, by token."""
-        return dict(self._askers)
 
     def restore(self, askers: Mapping[int, Sequence[OnAnswer]], *, last_token: int) -> None:
         """Expect the answers to requests that were put to the core before a re-execution."""
-        self._askers |= {token: list(waiting) for token, waiting in askers.items()}
+        self.askers |= {token: list(waiting) for token, waiting in askers.items()}
         self.last_token = last_token
 
     def _token(self, asker: OnAnswer) -> int:
         self.last_token += 1
-        self._askers[self.last_token] = [asker]
+        self.askers[self.last_token] = [asker]
         return self.last_token
 
     def answer_again(self, run: RunId, client: int | None, asker: OnAnswer) -> None:
@@ -169,6 +158,6 @@ class PendingRequests(Struct):
             self.feed(e.ClientBack(trio.current_time(), run, client))
         live = self.catalogue.live.get(run)
         if live is not None and live.run.admit_token is not None:
-            self._askers[live.run.admit_token].append(asker)
+            self.askers[live.run.admit_token].append(asker)
         else:
             asker(c.Known(run))

@@ -120,7 +120,7 @@ class Runtime:
         )  # fmt: skip
         resources.ledger.report_to(self.saver)
         self.starting = Starting(
-            self.machine, self.catalogue, self.leading, self.server_watch, parts, self.in_force
+            self.catalogue, self.leading, self.server_watch, parts, self.in_force
         )
         launching = Launching(
             resources, self.catalogue, self.metering, self.descriptors, self.feed,

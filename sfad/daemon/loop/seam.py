@@ -16,7 +16,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import trio
 from msgspec import Struct, field
@@ -37,7 +37,7 @@ from ...host.counts import Values
 from ...host.tasks import Background, keep_serving
 from ...processes.contained_commands import ContainedCommands
 from ...processes.credentials import Credentials
-from ...processes.launcher import RunProcesses
+from ...processes.launcher import LaunchSpec, RunProcesses
 from ...protocol.errors import bad_request, unavailable
 from ...protocol.requests.base import Reply, Request
 from ...protocol.requests.starting import OF_FEATURES, Spawn
@@ -120,31 +120,6 @@ class Carrier(Protocol):
         touch the gateway."""
 
 
-class Launch(NamedTuple):
-    """What a run is launched with."""
-
-    env: list[bytes]
-    """Its environment, `KEY=VALUE`."""
-    terminal: bool = False
-    """See `LaunchSpec.terminal`."""
-    stand_ins: Sequence[bytes] = ()
-    """Directories that its PATH begins with: see `LaunchSpec.stand_ins`."""
-    sandbox: list[bytes] | None = None
-    """See `LaunchSpec.sandbox`."""
-    first_step: list[bytes] | None = None
-    """See `LaunchSpec.first_step`."""
-    cwd: bytes | None = None
-    """Where that starts; `None` is the working directory of the command."""
-    stdio: tuple[int | None, int | None, int | None] = (None, None, None)
-    """Its stdin, stdout and stderr."""
-    closes: Callable[[int], object] = lambda _descriptor: None
-    """Has a descriptor closed once it is launched, or could not be."""
-    alone: bool = False
-    """See `LaunchSpec.alone`."""
-    argv: list[bytes] | None = None
-    """What is executed in place of its command, if that is a stage (`core.state.request.Stage`)."""
-
-
 class Sharing(Struct, frozen=True):
     """What a feature shares with the daemons of other machines."""
 
@@ -153,6 +128,11 @@ class Sharing(Struct, frozen=True):
     heard: Callable[[Iterable[SharedWindows]], object]
     """Takes what they know."""
 
+
+Launch = Callable[[Live, LaunchSpec, list[int]], LaunchSpec]
+"""Returns what a run is launched with, given that as the heart would launch it. To the list it adds
+the descriptors that it opens: they are closed once the run is launched, or could not be. Raises
+`OSError`."""
 
 Answer = Callable[[Any, Any], Any]
 """Answers a request, as the functions that `server.asker.answers` registers: it takes an `Asker`
@@ -232,14 +212,14 @@ class Part(Struct, kw_only=True):
     """Leads runs to their models."""
     shared_changed: Callable[[], object] | None = None
     """What features share has changed."""
-    launch: Callable[[Live, Launch], Launch] | None = None
-    """Returns what a run is launched with, given that with the variables of the heart. Its gateway
-    changes the environment after that. A part may set this or take it back while the daemon goes
-    on. Raises `OSError`."""
+    launch: Launch | None = None
+    """It changes what a run is launched with. Its gateway changes the environment after that. A
+    part may set this or take it back while the daemon goes on. The `argv` of a stage
+    (`core.state.request.Stage`) is empty, and the feature of that fills it in."""
     last_lines: Callable[[Live], tuple[str, ...]] | None = None
     """Returns what a stage of the feature, which has just ended or takes too long, has said
     last."""
-    launch_routed: Callable[[Live, Launch], Launch] | None = None
+    launch_routed: Launch | None = None
     """The same, for runs that use the gateway and whose tree has agent programs in its PATH. It is
     asked if there is no `launch`. Here stand-ins for programs touch the gateway: it routes what
     these start, so that its runs find some which no person has installed."""
@@ -410,16 +390,16 @@ class Parts:
     def _may_decide(self, name: str, p: Prepared, around: Surroundings) -> bool:
         return name in self._of_all or self._does(name, p.parts, around.caller)
 
-    def launch(self, live: Live, given: Launch) -> Launch:
-        """Return what a run is launched with. Raise `OSError`."""
+    def launch(self, live: Live, spec: LaunchSpec, opened: list[int]) -> LaunchSpec:
+        """As `Launch`."""
         for name, part in self._loaded.items():
             launch = part.launch
             if launch is None and part.launch_routed is not None and live.parts.gateway:
                 root = self._heart.catalogue.live[live.run.root.id]
                 launch = part.launch_routed if root.setups.programs else None
             if launch is not None and self._does(name, live.parts):
-                given = launch(live, given)
-        return given
+                spec = launch(live, spec, opened)
+        return spec
 
     def carrier(self) -> Carrier:
         """Return what carries out runs that have no process. Raise `RequestError`."""

@@ -9,10 +9,9 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from msgspec import Struct, msgpack
+from msgspec import msgpack
 from msgspec.structs import replace
 
-from ...core.machine import Machine
 from ...core.state.access import Peer
 from ...processes.credentials import Credentials
 from ...protocol.errors import wrong_state
@@ -20,15 +19,7 @@ from ...protocol.messages import Spawn
 from ...protocol.types import RunInfo
 from ...runs.catalogue import RunCatalogue
 from ...start.asking import fill_in_asked
-from ...start.checks import (
-    LARGE,
-    check_bounds,
-    check_characters,
-    check_key,
-    check_meter,
-    check_size,
-    check_values,
-)
+from ...start.checks import CHECKS, LARGE
 from ...start.continuing import find_agent_session, resumable_program
 from ...start.prepared import Check, Prepared, Step, Surroundings
 from ...start.recalling import recalled, to_recall
@@ -39,25 +30,17 @@ from ...start.steps import (
     narrow_tools,
     resume_command,
 )
-from ..lookup import find_run
-from .leading import Leading, Look
+from .leading import Leading
 from .own_servers import ServerWatch, keep_alone
 from .policy import InForce
 from .seam import Parts
 
+_Asked = tuple[Peer, bytes]
+"""Who asks, and the request."""
+
 MOST_KNOWN = 64
 """Requests of which is kept what was decided. Each has at most `LARGE` bytes of words and variables
 as it was sent and as it was prepared, and is small enough for `recall`."""
-
-
-class Way(Struct, frozen=True):
-    """What a request passes, from top to bottom."""
-
-    look: Look
-    steps: Sequence[Step]
-    checks: Sequence[Check]
-    last: Step
-    """What waits for what a run may not start without; then the checks are made again."""
 
 
 class Starting:
@@ -67,73 +50,43 @@ class Starting:
 
     def __init__(
         self,
-        machine: Machine,
         catalogue: RunCatalogue,
         leading: Leading,
         servers: ServerWatch,
         parts: Parts,
         in_force: InForce,
     ) -> None:
-        self._machine = machine
         self._catalogue = catalogue
-        self._leading = leading
+        self.leading = leading
         self._in_force, self._agents = in_force, lambda: in_force.agents
         self._parts = parts
-        self._known: dict[tuple[int, bytes], tuple[object, Prepared]] = {}
-        self.way = Way(
-            leading.look,
-            (
-                parts.load,
-                find_agent_session,
-                parts.look,
-                leading.decide,
-                narrow_tools,
-                forget_told_time,  # before an agent's own limits are left out because of it
-                fill_in_agent,  # with options for its tools, and the address of the gateway
-                resume_command,
-                leading.look_again,  # of the command
-                leading.lead,
-                keep_alone,
-                parts.decide,
-                keep_channel,
-                self._keep_for_recall,
-                self._note_if_continued,
-            ),
-            (
-                check_size,
-                check_characters,
-                check_bounds,
-                check_values,
-                check_meter,
-                parts.check,
-                servers.check,
-            ),
-            leading.have,
+        self._known: dict[_Asked | None, tuple[object, Prepared | None]] = {}
+        last = keep_channel, self._keep_for_recall, self._note_if_continued
+        self.steps: Sequence[Step] = (
+            parts.load,
+            find_agent_session,
+            parts.look,
+            leading.decide,
+            narrow_tools,
+            forget_told_time,  # before an agent's own limits are left out because of it
+            fill_in_agent,  # with options for its tools, and the address of the gateway
+            resume_command,
+            leading.look_again,  # of the command
+            leading.lead,
+            keep_alone,
+            parts.decide,
+            *last,
         )
-        self.placed_way = replace(
-            self.way,
-            steps=(
-                parts.load,
-                parts.prepare_elsewhere,
-                narrow_tools,
-                forget_told_time,
-                keep_channel,
-                self._keep_for_recall,
-                self._note_if_continued,
-            ),
-        )
+        self.steps_elsewhere: Sequence[Step] = (
+            parts.load, parts.prepare_elsewhere, narrow_tools, forget_told_time, *last,
+        )  # fmt: skip
         """For a run that is to execute on another machine: the daemon there takes the others."""
+        self.checks: Sequence[Check] = (*CHECKS, parts.check, servers.check)
 
     def around(
-        self,
-        order: Spawn,
-        peer: Peer,
-        user: Credentials | None,
-        client: int | None = None,
-        **more: Any,
+        self, order: Spawn, peer: Peer, user: Credentials | None, **more: Any
     ) -> Surroundings:
-        """Return what is around a request. `client`: the process that asks; the daemon itself, if
-        there is none. `more`: further fields of `Surroundings`."""
+        """Return what is around a request. `more`: further fields of `Surroundings`."""
         live, caller = self._catalogue.live, None
         if peer.run is not None and (caller := live.get(peer.run)) is not None:
             more["setups"] = live[caller.run.root.id].setups
@@ -141,45 +94,46 @@ class Starting:
             order=order,
             peer=peer,
             user=user,
-            client=os.getpid() if client is None else client,
             live=live,
             agents=self._agents,
-            find=lambda handle: self._find(handle, peer),
             caller=caller,
             **more,
         )
-
-    def _find(self, handle: str, peer: Peer) -> RunInfo | None:
-        run = find_run(self._catalogue, handle, self._machine.scope(peer))
-        return self._catalogue.info(run)
 
     async def prepare(self, around: Surroundings) -> Prepared:
         """Return what is decided about a request, once all that its run may not start without is
         there. Nothing changes it afterwards: an equal request may get the same. Raise `Invalid`,
         `RequestError`, `OSError`."""
-        order = around.order
-        way = self.way if order.placing is None else self.placed_way
-        if order.key is not None:  # equal requests differ in that
-            check_key(order.key)
-        if (looks := way.look(around)) is not None:
+        if (looks := self.leading.look(around)) is not None:
             around.setups = await looks
-        same = self._same(around)
-        p = self._decided_before(around, same)
-        if p is None:
-            p, has_waited = Prepared.of(order), False
-            for step in way.steps:
-                if (waits := step(p, around)) is not None:
-                    has_waited = True
-                    await waits
-            for check in way.checks:
-                check(p, around)
-            fill_in_asked(p, around)
-            if not has_waited:
-                self._keep(around, same, p)
-        if (waits := way.last(p, around)) is not None:
+        # what a request is decided by: its words, and beside these
+        asked = _asked(around)
+        beside = around.setups, self._parts.version, self.leading.beside(around.peer.uid)
+        known, p = self._known.get(asked, (None, None))
+        if p is None or known != beside:
+            p = await self._decide(around, asked, beside)
+        elif around.order.tied:  # each to its own connection
+            p = replace(p, asked=replace(p.asked, tied_to=around.connection))
+        if (waits := self.leading.have(p, around)) is not None:
             await waits
-            for check in way.checks:
+            for check in self.checks:
                 check(p, around)
+        return p
+
+    async def _decide(self, around: Surroundings, asked: _Asked | None, beside: object) -> Prepared:
+        p, has_waited = Prepared.of(around.order), False
+        for step in self.steps if around.order.placing is None else self.steps_elsewhere:
+            if (waits := step(p, around)) is not None:
+                has_waited = True
+                await waits
+        for check in self.checks:
+            check(p, around)
+        fill_in_asked(p, around)
+        if asked is not None and not has_waited and self._may_be_kept(p, around.order, asked):
+            self._known.pop(asked, None)
+            self._known[asked] = beside, p
+            if len(self._known) > MOST_KNOWN:
+                del self._known[next(iter(self._known))]
         return p
 
     def started_with(self, run: RunInfo) -> Spawn:
@@ -232,42 +186,24 @@ class Starting:
     # the setups, which are read as often as without it, the parts, and where gateways listen. A
     # request for which more is looked at, or made, is not kept.
 
-    def _same(self, around: Surroundings) -> tuple[int, bytes] | None:
-        """Return what equal requests have in common: user and words. `None`: nothing is kept of
-        this one."""
-        if around.caller is not None or around.session is not None:
-            return None
-        return around.peer.uid, msgpack.encode(replace(around.order, id=0, key=None))
+    def _may_be_kept(self, p: Prepared, order: Spawn, asked: _Asked) -> bool:
+        return (
+            not self._parts.decides_about(order)
+            and p.for_recall is not None
+            and max(p.command.size, len(asked[1])) <= LARGE
+        )
 
-    def _beside(self, around: Surroundings) -> object:
-        """Return what a request is decided by beside its words."""
-        peer = around.peer
-        return peer, around.setups, self._parts.version, self._leading.beside(peer.uid)
 
-    def _decided_before(
-        self, around: Surroundings, same: tuple[int, bytes] | None
-    ) -> Prepared | None:
-        beside, p = self._known.get(same, (None, None)) if same is not None else (None, None)
-        if p is None or beside != self._beside(around):
-            return None
-        if around.order.tied:  # each to its own connection
-            return replace(p, asked=replace(p.asked, tied_to=around.connection))
-        return p
-
-    def _keep(self, around: Surroundings, same: tuple[int, bytes] | None, p: Prepared) -> None:
-        """Keep what was decided without waiting."""
-        order = around.order
-        # an agent's sessions have random ids
-        more = order.agent, order.continues, order.placing, order.grant, order.ship
-        if (
-            same is None
-            or any(each is not None for each in more)
-            or self._parts.decides_about(order)
-            or p.for_recall is None
-            or max(p.command.size, len(same[1])) > LARGE
-        ):
-            return
-        self._known.pop(same, None)
-        self._known[same] = self._beside(around), p
-        if len(self._known) > MOST_KNOWN:
-            del self._known[next(iter(self._known))]
+def _asked(around: Surroundings) -> _Asked | None:
+    """Return what equal requests have in common. `None`: nothing is kept of this one."""
+    order = around.order
+    if (
+        around.caller is not None
+        or around.session is not None
+        or order.agent is not None  # its sessions have random ids
+        or order.continues is not None
+        or order.placing is not None
+        or order.grant is not None
+    ):
+        return None
+    return around.peer, msgpack.encode(replace(order, id=0, key=None))

@@ -292,7 +292,7 @@ def withdraw_calls(
 ) -> None:
     """Forget the model calls that wait for an answer on the gateway's connection: one of them, or
     all. `why`: see `CallWithdrawn`."""
-    for token, askers in requests.askers().items():
+    for token, askers in list(requests.askers.items()):
         for asker in list(askers):
             if (
                 isinstance(asker, Asker)

@@ -45,7 +45,6 @@ async def continue_lost(runtime: Runtime) -> None:
 async def _continue(
     runtime: Runtime, info: RunInfo, found: ContinuedWith, limiter: trio.CapacityLimiter
 ) -> None:
-    uid = found.uid
     asked = Spawn(
         id=0,
         argv=[],
@@ -56,7 +55,7 @@ async def _continue(
         continues=Continuation(run=info.id),
     )
     order = continued(asked, runtime.starting.started_with(info), info)
-    peer = Peer(uid=uid, user=found.user, owner=uid in (0, os.geteuid()))
+    peer = Peer(found.uid, found.user, owner=found.uid in (0, os.geteuid()))
     around = runtime.starting.around(order, peer, found.credentials, earlier=info, threads=limiter)
     pending = PendingSpawn(await runtime.starting.prepare(around), around)
     runtime.requests.spawn(pending, partial(_answered, runtime, info.id))

@@ -222,7 +222,7 @@ class ClientHandover(Struct, frozen=True):
                 for asker in askers
                 if isinstance(asker, Asker) and not asker.connection.closed
             ]
-            for token, askers in self.services.runtime.requests.askers().items()
+            for token, askers in self.services.runtime.requests.askers.items()
         }
         # these connect again by themselves
         connections = [

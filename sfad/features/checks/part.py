@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import trio
+from msgspec.structs import replace
 
 from ...core.state.run import Run
-from ...daemon.loop.seam import Heart, Launch, Part
+from ...daemon.loop.seam import Heart, Part
 from ...daemon.server.asker import Asker
 from ...host.tasks import in_thread
+from ...processes.launcher import LaunchSpec
 from ...protocol.errors import RequestError, bad_request, unavailable, wrong_state
 from ...protocol.requests.following import OutputPart
 from ...protocol.types import LimitKind, RunId, RunInfo, Status
@@ -89,23 +91,25 @@ class Checking:
             one.newest.forget()
             os.close(one.descriptor)
 
-    def launch(self, live: Live, given: Launch) -> Launch:
+    def launch(self, live: Live, spec: LaunchSpec, opened: list[int]) -> LaunchSpec:
         """Return what a run is launched with. Raise `OSError`."""
         run = live.run
         if not run.latest.stage:
-            return given
+            return spec
         stage = run.asked.stages[run.latest.stage - 1]
         output = None
         if live.output.log:
             user = live.credentials
             owner = None if user is None else (user.uid, user.gid)
             output = self._printed.new(run.id, _key(run), owner)
-            given.closes(output)
+            opened.append(output)
             self._follow(run)
-        return given._replace(
+        return replace(
+            spec,
             argv=[b"/bin/sh", b"-c", os.fsencode(stage.command)],
-            env=given.env if stage.before else [*given.env, b"SFA_CHECK=1"],
-            stdio=(given.stdio[0], output, output),
+            env=spec.env if stage.before else [*spec.env, b"SFA_CHECK=1"],
+            stdout=output,
+            stderr=output,
         )
 
     def last_lines(self, live: Live) -> tuple[str, ...]:

@@ -1,9 +1,11 @@
 """Verbs about files that are sent with runs: `put_files`, `fetch_files`, `get_files`; and requests
 that are answered on the node where a run executes."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
+import trio
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -19,7 +21,12 @@ from .files.kept import Shipment, ShipRefused
 from .files.sending import PACK_SECONDS, Shipping
 from .messages import FetchFiles, FilesKept, FilesPacked, FilesPart, GetFiles, PutFiles
 from .node import NOT_JOINED, PASSED_ON, Fleet
-from .pace import UNKNOWN
+from .nodes import SILENT
+from .pace import LEAST
+
+SILENT_FOR = 1.0
+"""Seconds for which a node that has not answered is not asked again if something is left here:
+output is read in several pieces."""
 
 
 class FileVerbs(Struct, frozen=True):
@@ -27,6 +34,8 @@ class FileVerbs(Struct, frozen=True):
     _shipping: Shipping
     _heart: Heart
     _remains: Remains
+    _silent: dict[str, float] = {}
+    """When each node has last not answered."""
 
     def all(self) -> Mapping[type[Request], Answer]:
         return {
@@ -105,19 +114,30 @@ class FileVerbs(Struct, frozen=True):
     def answer_there(self, asker: Asker, request: Any, run: RunInfo) -> bool:
         """Have the node answer where the run executes. The peer was permitted to ask."""
         place = run.fleet
-        if place is None or not place.run or not request.answered_there:
+        if place is None or not place.run:
             return False
         node = place.node
         assert node is not None
+        if isinstance(request, m.Logs):
+            raise wrong_state(
+                f"the output of run {run.id} is on node {node}, and no file can be handed out from "
+                "there: name the run alone, or read it in pieces"
+            )
+        if not request.answered_there:
+            return False
         there = replace(request, id=1, run=place.run)
-        within = max(UNKNOWN, self._fleet.pace.patience(node))
+        within = max(LEAST, self._fleet.pace.patience(node))
         if isinstance(request, FetchFiles | m.Send):
             within = PACK_SECONDS if isinstance(request, FetchFiles) else PASSED_ON
 
         async def ask() -> m.Reply:
+            silent = trio.current_time() - self._silent.get(node, -math.inf) < SILENT_FOR
+            if silent and (left := self._remains.answer(request, run, f"node {node} {SILENT}")):
+                return left
             try:
                 reply = await self._fleet.pass_on(node, there, within)
             except OSError as error:
+                self._silent[node] = trio.current_time()
                 if (left := self._remains.answer(request, run, str(error))) is not None:
                     return left
                 raise

@@ -20,13 +20,11 @@ from .messages import (
     FleetTold,
     Missing,
 )
-from .node import Fleet
+from .node import ACTOR, Fleet
 from .nodes import Nodes
 from .process import FleetProcess
 from .ray import NO_RAYLET
 
-ACTOR = "the actor here"
-"""This node's own actor, as one whose answers have a pace."""
 ADVICE: dict[Missing, str] = {
     "raylet": "its part of Ray is gone; on it: systemctl restart sfad-ray, or start Ray there",
     "actor": "its machine or network is gone, or its actor hangs; on it: sfactl fleet status",
@@ -72,7 +70,6 @@ class Health:
                     told = await self._fleet.told_by_actor("nodes")
                 self._of_ray = {node.name: node for node in told.nodes}
                 self._nodes.learn(self._of_ray)
-                self._fleet.pace.answered(ACTOR, trio.current_time() - began)
                 fresh = True
             except trio.TooSlowError:
                 trouble = "Ray does not answer here: its head, or the actor of this node, hangs"
@@ -85,7 +82,9 @@ class Health:
             states, failed = await self._nodes.each(
                 lambda _: FleetStatus(id=0, here=True), FleetState
             )
-        heard = await self._heard() if failed and self._fleet.is_connected else {}
+        # an actor that has just not told does so at once, or hangs
+        within = self._fleet.pace.patience(ACTOR)
+        heard = await self._heard(within) if failed and self._fleet.is_connected else {}
         asked = trio.current_time() - began
         found = []
         for name in self._nodes.names:
@@ -98,9 +97,9 @@ class Health:
                 found.append(self._without_daemon(node, why, told=bool(fresh), actor=actor))
         return found, trouble
 
-    async def _heard(self) -> dict[str, float]:
+    async def _heard(self, within: float) -> dict[str, float]:
         told = FleetTold(id=0)
-        with trio.move_on_after(self._fleet.pace.patience(ACTOR)):
+        with trio.move_on_after(within):
             with suppress(OSError):  # then nothing is known of them
                 told = await self._fleet.told_by_actor("heard")
         return told.heard

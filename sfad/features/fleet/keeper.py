@@ -14,6 +14,9 @@ from .node import Fleet
 
 AGAIN_MAX = 10.0
 """Seconds until the cluster's head is asked for again."""
+KEPT = 2.5
+"""Leases for which the connection to the keeper stays open: each node asks it about once a lease,
+and a new connection would cost the keeper ten times as much as the question."""
 SHARE_AFTER = 2.0
 """Seconds between two times that this is shared: each reply to a model call changes
 something."""
@@ -40,6 +43,7 @@ class FleetKeeper(Keeper):
     def _know(self, keeper: str | None) -> None:
         self.node = keeper
         if keeper is not None:
+            self._fleet.kept[keeper] = KEPT * self.interval
             self.known.set()
 
     def check_here(self) -> str:

@@ -231,6 +231,8 @@ class Tended(Reply, tag="tended"):
 class ShareSubscriptions(Request, tag="share_plans"):
     """Hear what a node knows of subscriptions. Answered by `SharedSubscriptions`."""
 
+    repeats = 1
+
     plans: list[SharedWindows] = []
 
 

@@ -57,7 +57,7 @@ from .feature import SHIP, FleetConfig
 from .files.kept import ShipRefused
 from .files.sending import Shipping
 from .messages import FleetPush, FleetTold, RunUse, ServeFleet, Tend, Tended
-from .pace import LATE, Pace
+from .pace import LATE, OWED, Pace
 
 # ---- A node, and its actor
 
@@ -79,6 +79,8 @@ QUIET = BEAT
 
 TAKEN_WITHIN = 2.0
 """Seconds that a node which answers has to take a run, or to say what it owes."""
+ACTOR = "the actor here"
+"""This node's own actor, as one whose answers have a pace."""
 PLACED_WITHIN = 1.0
 """Seconds that the actor has to tell whether a node can take a run."""
 _NO_ACTOR = "the fleet's actor does not answer (sfactl fleet status)"
@@ -150,6 +152,8 @@ class Fleet:
         self.pace = Pace()
         self._ways: dict[str, list[Asking]] = {}
         """Connections to other nodes on which nothing is asked now."""
+        self.kept: dict[str, float] = {}
+        """Nodes to which connections stay open for longer than `KEPT`."""
         self._late: set[str] = set()
         """Nodes that have not answered in time, and may do so yet."""
         self._nursery: trio.Nursery | None = None
@@ -218,15 +222,21 @@ class Fleet:
 
     async def told_by_actor(self, what: Literal["nodes", "heard"]) -> FleetTold:
         """Return what the actor tells. It may take long. Raise `OSError`."""
-        answered, found = trio.Event(), FleetTold(id=0)
+        answered, found, began = trio.Event(), FleetTold(id=0), trio.current_time()
 
         def told(told: FleetTold) -> None:
             nonlocal found
             found = told
             answered.set()
+            if told.refused is None:
+                self.pace.answered(ACTOR, trio.current_time() - began)
 
         self.ask(FleetPush(id=0, what=what), told)
-        await answered.wait()
+        try:
+            await answered.wait()
+        except trio.Cancelled:
+            self.pace.missed(ACTOR)
+            raise
         if found.refused is not None:
             raise OSError(found.refused)
         return found
@@ -301,7 +311,7 @@ class Fleet:
         else:
             node = conversation.node
             self._ways.setdefault(node, []).append(conversation)
-            at = trio.current_time() + KEPT
+            at = trio.current_time() + self.kept.get(node, KEPT)
             self._timers.arm(("way", node), at, partial(self._close_ways, node))
         return reply
 
@@ -438,15 +448,22 @@ class Fleet:
 
     # ---- nodes that owe an answer
 
-    def expect(self, run: Run) -> None:
-        """Have the clients answered that wait for a run, if its node does not answer."""
+    def expect(self, run: Run, least: float = OWED) -> None:
+        """Have the clients answered that wait for a run, if its node does not answer. `least`:
+        seconds for which it is waited at least."""
         if run.remote is not None and ("fleet", run.id) not in self._timers:
             node, seconds = run.remote.node, PLACED_WITHIN
-            if node is not None and self.is_connected:
-                seconds = self.pace.patience(node)
+            if node is not None:
+                seconds = max(self._patience_left(node), least)
             self._timers.arm(
                 ("fleet", run.id), trio.current_time() + seconds, partial(self._overdue, run.id)
             )
+
+    def _patience_left(self, node: str) -> float:
+        """Return the seconds that a node has for the answer which it owes; 0 if they are over."""
+        neighbour = self._neighbours.get(node)
+        left = self.pace.patience(node) - neighbour.silent if neighbour is not None else 0.0
+        return max(left, 0.0)
 
     def _overdue(self, run_id: RunId) -> None:
         live = self._catalogue.live.get(run_id)
@@ -458,13 +475,13 @@ class Fleet:
                 why = remote.waits or f"{_NO_ACTOR} since {self._wall(self._asked_actor_at)}"
                 self.hear(run_id, h.PlacementWaits(why, remote.infeasible))
             return
-        neighbour = self._neighbours.get(remote.node)
-        if neighbour is None or neighbour.silent >= 0.9 * self.pace.patience(remote.node):
+        left = self._patience_left(remote.node)
+        if not left:
             self._unreached(run)
         elif run.admit_token is not None and trio.current_time() - remote.heard_at > TAKEN_WITHIN:
             self.hear(run_id, h.GrantLate(remote.node, ""))
         if run.status is Status.STOPPING or run.admit_token is not None:
-            self.expect(run)
+            self.expect(run, 0.0 if left else BEAT)
 
     def _unreached(self, run: Run) -> None:
         assert run.remote is not None

@@ -25,7 +25,7 @@ from ...protocol.types import FleetPlace, RunInfo
 from ...storage.ledger.queries import Page
 from .messages import FleetTold, Relay, Relayed
 from .node import NOT_JOINED, Fleet, NotConnected
-from .pace import UNKNOWN
+from .pace import LEAST, UNKNOWN
 
 R = TypeVar("R", bound=m.Reply)
 
@@ -62,12 +62,24 @@ class Nodes:
         self.trouble: str | None = None
         """Why it is not known which nodes there are now."""
         self._looked_at = -math.inf
+        self._wait_until = -math.inf
+        """When the answer to the last look is not waited for any more."""
         self._told = trio.Event()
         self._heard: dict[str, tuple[datetime, list[RunInfo]]] = {}
         """The live runs of each node as it has told of all of them, and when."""
+        self._heard_in_all = 0
         self._answered_at: dict[str, datetime] = {}
 
     # ---- which there are
+
+    async def serve(self) -> None:
+        """Learn which nodes there are whenever this one has joined, until cancelled: when they are
+        asked for, Ray may not answer."""
+        while True:
+            await self.fleet.connected.wait()
+            with suppress(OSError):
+                await self.look()
+            await self.fleet.disconnected.wait()
 
     async def look(self) -> None:
         """Learn of nodes that have joined, where that takes no time. Raise `NotConnected` if this
@@ -75,12 +87,14 @@ class Nodes:
         if not self.fleet.enabled:
             raise NotConnected(NOT_JOINED)
         if trio.current_time() - self._looked_at > LOOK:
+            patience = UNKNOWN if len(self.names) < 2 else UNKNOWN / 10
+            self._wait_until = trio.current_time() + patience
             self._looked_at, self._told = trio.current_time(), trio.Event()
             try:
                 self.fleet.ask_nodes(self._learn)
             except OSError as error:
                 self._miss(str(error))
-        with trio.move_on_after(UNKNOWN if len(self.names) < 2 else UNKNOWN / 10):
+        with trio.move_on_at(self._wait_until):
             await self._told.wait()
 
     def _learn(self, told: FleetTold) -> None:
@@ -104,8 +118,9 @@ class Nodes:
     @property
     def unknown(self) -> dict[str, str]:
         """Return what an answer of all nodes lacks where no other node is known."""
-        alone = self.names == [self.own] and self.trouble is not None
-        return {"?": f"other nodes are not known: {self.trouble}"} if alone else {}
+        if self.names != [self.own] or (self._told.is_set() and self.trouble is None):
+            return {}
+        return {"?": f"other nodes are not known: {self.trouble or 'Ray has not answered yet'}"}
 
     # ---- questions
 
@@ -115,7 +130,7 @@ class Nodes:
         """Return the answer of a node. `within`: seconds that it has for it, if that takes work.
         Raise `RequestError`, `OSError`."""
         if within is None:
-            least = OWN if node == self.own else UNKNOWN
+            least = OWN if node == self.own else LEAST
             return await self.ask_briefly(
                 node, request, expected, max(least, self.fleet.pace.patience(node))
             )
@@ -255,9 +270,11 @@ class Nodes:
         """Keep the live runs among all runs that a node has told of, for the time when it does not
         answer."""
         live = [run for run in runs if not run.status.terminal]
-        self._heard.pop(node, None)
-        if len(live) + sum(len(kept) for _, kept in self._heard.values()) <= HEARD:
+        _, before = self._heard.pop(node, (at, ()))
+        self._heard_in_all -= len(before)
+        if len(live) + self._heard_in_all <= HEARD:
             self._heard[node] = at, live
+            self._heard_in_all += len(live)
 
     def heard(self, node: str, wanted: m.List) -> list[RunInfo]:
         """Return the live runs that a request asks for as this node told of them last, with that

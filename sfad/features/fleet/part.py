@@ -4,10 +4,12 @@ from collections.abc import Collection
 from pathlib import Path
 
 import trio
+from msgspec.structs import replace
 
 from ...core.state.run import Run
-from ...daemon.loop.seam import Heart, Launch, Machines, Part
+from ...daemon.loop.seam import Heart, Machines, Part
 from ...host.tasks import keep_serving
+from ...processes.launcher import LaunchSpec
 from ...runs.live import Live
 from .answers.remains import Remains
 from .awaited import AwaitedRuns
@@ -46,8 +48,8 @@ def part(heart: Heart) -> Part:
 
     async def serve() -> None:
         async with trio.open_nursery() as nursery:
-            serving = (fleet.serve, process.serve, remains.serve, quotas.serve, awaited.serve)
-            for each in (*serving, keeper.serve, keeper.serve_shares):
+            serving = (fleet.serve, nodes.serve, process.serve, remains.serve, quotas.serve)
+            for each in (*serving, awaited.serve, keeper.serve, keeper.serve_shares):
                 nursery.start_soon(keep_serving, each, resources.log.internal_error)
 
     def changed(runs: Collection[Run]) -> None:
@@ -61,12 +63,12 @@ def part(heart: Heart) -> Part:
         fleet.ended(run)
         remains.ended(run)
 
-    def launch(live: Live, given: Launch) -> Launch:
+    def launch(live: Live, spec: LaunchSpec, _: list[int]) -> LaunchSpec:
         step = shipping.first_step(live)
         if step is None:
-            return given
-        env = shipping.environment(live, given.env)
-        return given._replace(env=env, first_step=step[0], cwd=step[1])
+            return spec
+        env = shipping.environment(live, spec.env)
+        return replace(spec, env=env, first_step=step[0], cwd=step[1])
 
     return Part(
         verbs={**verbs.all(), **of_files.all()},

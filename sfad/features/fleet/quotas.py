@@ -82,6 +82,8 @@ class SharedQuotas:
         if not self._shares:
             await trio.sleep_forever()
         await self._keeper.known.wait()
+        if self._trouble == _UNKNOWN:
+            self._tell("")
         pause = AGAIN
         while True:
             wanted = self._wanted()

@@ -15,13 +15,14 @@ from hashlib import blake2b
 from pathlib import Path
 
 import trio
+from msgspec.structs import replace
 
 from ...agents.setup_reader import TreeSetups
 from ...core.events import AgentProcess
 from ...host.log import Log
 from ...host.tasks import keep_serving
 from ...processes import kernel
-from ...processes.launcher import Launcher
+from ...processes.launcher import Launcher, LaunchSpec
 from ...protocol.event_types import EventType
 from ...protocol.known import KNOWN_PROGRAMS, KnownProgram
 from ...protocol.types import RunId, Severity
@@ -52,13 +53,14 @@ class Gateways:
         self._launcher = launcher
         self._log = log
         self._live = live
-        self._ports: set[int] = set()
+        self.all_ports: set[int] = set()
+        """Where any listens."""
         self._nursery: trio.Nursery | None = None
 
         def make(uid: int | None) -> GatewayProcess:
             return GatewayProcess(
                 self.config, launcher, log, tell, partial(settle, uid), partial(self._in_use, uid),
-                damaged, self._ports, uid=uid, sock=sock, state_dir=state_dir,
+                damaged, self.all_ports, uid=uid, sock=sock, state_dir=state_dir,
             )  # fmt: skip
 
         self._make = make
@@ -185,18 +187,13 @@ class Gateways:
 
     def is_own(self, url: str) -> bool:
         """Return whether an address is that of a gateway: a run has inherited it."""
-        return any(url.startswith(f"http://127.0.0.1:{port}/") for port in self._ports)
+        return any(url.startswith(f"http://127.0.0.1:{port}/") for port in self.all_ports)
 
     def ports(self, uid: int) -> tuple[int | None, frozenset[int]]:
         """Return where the gateway of a user's runs listens, if it has an address yet, and where
         any does."""
         gateway = self.known(uid)
-        own = gateway.port if gateway is not None and gateway.has_address else None
-        return own, self.all_ports
-
-    @property
-    def all_ports(self) -> frozenset[int]:
-        return frozenset(self._ports)
+        return None if gateway is None else gateway.known_port, frozenset(self.all_ports)
 
     def lead(self, process: AgentProcess) -> bool:
         """Return whether an agent program calls its model through a gateway, as far as its command
@@ -204,7 +201,7 @@ class Gateways:
         known = KNOWN_PROGRAMS.get(process.program, KnownProgram())
         variables = (kernel.variable(process.pid, name.encode()) for name in known.addresses)
         texts = [*map(os.fsdecode, filter(None, variables)), *kernel.command(process.pid)]
-        return any(f"http://127.0.0.1:{port}/" in text for port in self._ports for text in texts)
+        return any(f"http://127.0.0.1:{port}/" in text for port in self.all_ports for text in texts)
 
     def run_of(self, token: str) -> RunId | None:
         """Return the run that a token names."""
@@ -215,18 +212,16 @@ class Gateways:
         """Return what names a run in an address; `None` where its cgroup tells."""
         return (
             self.signed(run)
-            if self._launcher.containment != "cgroup" and self.own.has_address
+            if self._launcher.containment != "cgroup" and self.own.known_port is not None
             else None
         )
 
-    def named(
-        self, run: RunId, argv: list[bytes], env: list[bytes]
-    ) -> tuple[list[bytes], list[bytes]]:
-        """Return command and environment of a run, each address of the gateway in them with what
-        names the run. Raises `OSError`."""
+    def named(self, run: RunId, spec: LaunchSpec) -> LaunchSpec:
+        """Return what a run is launched with, each address of the gateway in command and
+        environment with what names the run. Raises `OSError`."""
         if (token := self.token(run)) is None:
-            return argv, env
-        return _with_token(argv, token), _with_token(env, token)
+            return spec
+        return replace(spec, argv=_with_token(spec.argv, token), env=_with_token(spec.env, token))
 
     def passage(self, gateway_uid: int | None, run: RunId) -> str | None:
         """Return what names a run to the service's own gateway, where a gateway passes calls on to

@@ -276,8 +276,9 @@ class GatewayProcess:
         return self._record.port
 
     @property
-    def has_address(self) -> bool:
-        return self._record is not None
+    def known_port(self) -> int | None:
+        """Where it listens, if it has an address yet."""
+        return self._record.port if self._record is not None else None
 
     @property
     def secret(self) -> bytes:

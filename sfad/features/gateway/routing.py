@@ -384,7 +384,7 @@ class GatewaySteps:
             or not asks_for_gateway(order, by_default=gateways.enabled)
         ):
             return None
-        root = _root(peer.uid, order.cwd, tuple(order.env), gateways.all_ports)
+        root = _root(peer.uid, order.cwd, tuple(order.env), frozenset(gateways.all_ports))
         # an agent program calls its model at once: what was found a moment ago may be old by now
         is_agent = order.agent is not None or _is_agent(tuple(order.argv[:8]))
         known = None if is_agent else self._setups.known(root)

@@ -8,7 +8,8 @@ from msgspec.structs import replace
 
 from ...core.state.naming import program_name
 from ...core.state.policy import Invalid
-from ...daemon.loop.seam import Heart, Launch
+from ...daemon.loop.seam import Heart
+from ...processes.launcher import LaunchSpec
 from ...protocol.errors import unavailable
 from ...protocol.known import KNOWN_PROGRAMS
 from ...protocol.texts.destinations import Destination, destination
@@ -176,20 +177,20 @@ class Isolating:
             variables=[item for item in command.env if item.startswith(_PLACES)],
         )
 
-    def launch(self, live: Live, given: Launch) -> Launch:
+    def launch(self, live: Live, spec: LaunchSpec, _: list[int]) -> LaunchSpec:
         """Return what a run is launched with: a sandbox. Raises `OSError`."""
         isolation: Isolation = live.parts.of(ISOLATION)
         gated = bool(live.parts.gateway)
         sandbox = self.sandbox_of(
             isolation,
             gateway=self._leading.port(live.uid) if gated and not isolation.network else None,
-            terminal=given.terminal,
-            stand_ins=given.stand_ins,
+            terminal=spec.terminal,
+            stand_ins=spec.stand_ins,
         )
         if not gated or not isolation.egress:
-            return given._replace(sandbox=sandbox)
-        return given._replace(
-            env=self._environment(live, given.env, isolation.egress), sandbox=sandbox
+            return replace(spec, sandbox=sandbox)
+        return replace(
+            spec, env=self._environment(live, spec.env, isolation.egress), sandbox=sandbox
         )
 
     def _environment(self, live: Live, env: list[bytes], egress: Sequence[str]) -> list[bytes]:

@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from ...daemon.loop.seam import Launch
+from ...processes.launcher import LaunchSpec
 from ...protocol.types import RunId
 from ...runs.live import Live
 from . import files
@@ -20,7 +21,7 @@ class ShimsInPath(Struct):
     automatic: AutomaticShims
     live: Mapping[RunId, Live]
 
-    def launch(self, live: Live, given: Launch) -> Launch:
+    def launch(self, live: Live, spec: LaunchSpec, _: list[int]) -> LaunchSpec:
         """Return what a run is launched with: the installed shims come first in its PATH, then the
         automatic ones."""
         run, installed = live.run, self.installed
@@ -31,8 +32,8 @@ class ShimsInPath(Struct):
             found.append(self.automatic.in_path(programs, run.birth.uid))
         shims = [each for each in found if each is not None]
         if not shims:
-            return given
-        return given._replace(env=_environment(given.env, shims), stand_ins=shims)
+            return spec
+        return replace(spec, env=_environment(spec.env, shims), stand_ins=shims)
 
 
 def _environment(env: list[bytes], shims: Sequence[bytes]) -> list[bytes]:

@@ -8,10 +8,12 @@ from functools import partial
 from pathlib import Path
 
 import trio
+from msgspec.structs import replace
 
 from ...core.state.run import Run
-from ...daemon.loop.seam import Heart, Launch, Part
+from ...daemon.loop.seam import Heart, Part
 from ...daemon.server.asker import Asker
+from ...processes.launcher import LaunchSpec
 from ...protocol.errors import bad_request, too_many, unavailable, wrong_state
 from ...protocol.messages import Done
 from ...protocol.texts.redaction import redacted
@@ -74,16 +76,16 @@ class Terminals:
 
     # Launching.
 
-    def launch(self, live: Live, given: Launch) -> Launch:
+    def launch(self, live: Live, spec: LaunchSpec, opened: list[int]) -> LaunchSpec:
         """Return what a run is launched with: a terminal. Raises `OSError`."""
         self._waiting.over(live.run.id)
         if live.run.latest.stage:
-            return given  # what it prints stands apart
+            return spec  # what it prints stands apart
         terminal: Terminal = live.parts.of(TERMINAL)
         run, user = live.run.id, live.credentials
         if (earlier := self._holders.get(run)) is not None and earlier.size is not None:
             terminal = Terminal(rows=earlier.size[0], columns=earlier.size[1])
-        output = given.stdio[1]
+        output = spec.stdout
         assert output is not None
         record = self._heart.resources.output.open_shown(
             run, os.O_WRONLY | os.O_APPEND | os.O_CREAT
@@ -94,15 +96,18 @@ class Terminals:
             )
         finally:
             os.close(record)
-        given.closes(slave)
+        opened.append(slave)
         self._keep(run, holder)
         self._waiting.watch(live)
-        env = [item for item in given.env if not item.startswith(_FOREIGN)]
-        return given._replace(
+        env = [item for item in spec.env if not item.startswith(_FOREIGN)]
+        return replace(
+            spec,
             env=[*env, *_OWN],
             terminal=True,
             alone=True,
-            stdio=(slave, slave, slave),
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
         )
 
     def _keep(self, run: RunId, holder: Holder) -> None:

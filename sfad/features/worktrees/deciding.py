@@ -16,11 +16,13 @@ from msgspec.structs import replace
 from ...agents.command import Command
 from ...core.state.naming import derive_name
 from ...core.state.policy import Invalid
-from ...daemon.loop.seam import Heart, Launch
+from ...daemon.lookup import find_run
+from ...daemon.loop.seam import Heart
 from ...git.commands import LOCAL
 from ...processes.contained_commands import ContainedCommand
 from ...processes.credentials import Credentials
 from ...processes.helper import ANSWER
+from ...processes.launcher import LaunchSpec
 from ...protocol.errors import bad_request, check_most, unavailable, wrong_state
 from ...protocol.messages import Spawn
 from ...protocol.types import Isolation, RunId, RunInfo, Worktree
@@ -83,7 +85,9 @@ class Worktrees:
         check_most("characters of --worktree", len(asked.branch or ""), 200)
         earlier = None
         if asked.of is not None:
-            earlier = around.find(asked.of)
+            heart = self._heart
+            run = find_run(heart.catalogue, asked.of, heart.machine.scope(around.peer))
+            earlier = heart.catalogue.info(run)
             if earlier is not None and earlier.user != around.peer.user:
                 raise bad_request(
                     f"run {earlier.id} belongs to {earlier.user}, "
@@ -169,18 +173,19 @@ class Worktrees:
         if worktree.of is not None and not worktree.shared:
             check_free(worktree.path, worktree.of, around.live)
 
-    def launch(self, live: Live, given: Launch) -> Launch:
+    def launch(self, live: Live, spec: LaunchSpec, _: list[int]) -> LaunchSpec:
         """Return what a run is launched with: a step that makes its worktree, and its environment
         without what would lead git elsewhere, and with its directory."""
         worktree: Worktree = live.parts.of(WORKTREE)
         env = [
             b"PWD=" + live.command.cwd if item.startswith(b"PWD=") else item
-            for item in given.env
+            for item in spec.env
             if not item.startswith(_LOCAL)
         ]
         if worktree.shared:
-            return given._replace(env=env)
-        return given._replace(
+            return replace(spec, env=env)
+        return replace(
+            spec,
             env=env,
             first_step=_first_step(live, worktree, self._heart.resources.socket),
             cwd=worktree.origin,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from ..types import (
     Action,
@@ -70,7 +70,7 @@ class Spawn(Request, tag="spawn", frozen=True):  # type: ignore[misc]  # others 
     env: list[bytes]
     """The whole environment, as `KEY=VALUE`. The daemon changes some variables
     (docs/configuration.md#environment-of-a-run)."""
-    umask: int = 0o022
+    umask: Annotated[int, Meta(ge=0, le=0o777)] = 0o022
     """18 is octal 022."""
     agent: str | None = None
     """A registered agent (docs/agents.md). Its entry and `argv`, where one word after `--` is the
@@ -164,7 +164,7 @@ class Spawn(Request, tag="spawn", frozen=True):  # type: ignore[misc]  # others 
     on_end: str | None = None
     """A command for `sh -c`, executed once the run has ended (docs/hooks.md#a-command-for-one-run).
     At most 4 096 characters, and only from outside any run."""
-    key: str | None = None
+    key: Annotated[str, Meta(max_length=64)] | None = None
     """A random word of at most 64 characters. The same user asking again from the same run with the
     same key gets the run admitted before."""
     descriptors: int = 0

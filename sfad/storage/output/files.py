@@ -19,6 +19,7 @@ from msgspec import Struct
 from ...core.state.run import number_or_zero, run_number
 from ...host.files import identity, make_directory, set_aside
 from ...host.linux import displacement
+from ...host.tasks import LoopRounds
 from ...protocol.types import RunId, RunInfo
 from . import holes, truncated
 
@@ -82,9 +83,13 @@ class OutputFiles:
         say: Callable[[str], object] = lambda _line: None,
         *,
         make: bool = True,
+        rounds: LoopRounds | None = None,
     ) -> None:
+        """`rounds`: of the loop that alone opens files for runs."""
         self.directory = directory
         self._say = say
+        self._rounds = rounds
+        self._open_directory: int | None = None
         self._name, self._prefix = str(directory), f"{directory}/"
         """To make text of a path takes two calls."""
         self._made: dict[RunId, dict[Suffix, Made]] = {}
@@ -119,19 +124,31 @@ class OutputFiles:
         another user who executes the run; a program opens /dev/stdout again, and only the file's
         owner may. No other user has a way into the directory."""
         run_number(run_id)  # raises for anything that is not an id, such as a path
+        if self._open_directory is None:
+            self._open_directory = self._opened_directory()
+            if self._rounds is not None:  # a burst of runs starts in few rounds
+                self._rounds.at_end(self._close_directory)
         try:
-            directory = os.open(self._name, _DIRECTORY)
-        except OSError:
-            self.make_again()
-            directory = os.open(self._name, _DIRECTORY)
-        try:
-            descriptors = self._both(run_id, partial(self._open_to_write, directory))
+            descriptors = self._both(run_id, partial(self._open_to_write, self._open_directory))
         finally:
-            os.close(directory)
+            if self._rounds is None:
+                self._close_directory()
         if owner is not None:
             for descriptor in descriptors:
                 os.fchown(descriptor, *owner)
         return descriptors
+
+    def _opened_directory(self) -> int:
+        try:
+            return os.open(self._name, _DIRECTORY)
+        except OSError:
+            self.make_again()
+            return os.open(self._name, _DIRECTORY)
+
+    def _close_directory(self) -> None:
+        if self._open_directory is not None:
+            os.close(self._open_directory)
+            self._open_directory = None
 
     def open_for_reader(self, run_id: RunId, *, create: bool = False) -> tuple[int, int]:
         """Return descriptors for reading stdout and stderr, the caller's to close.

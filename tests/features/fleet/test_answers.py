@@ -4,6 +4,7 @@ because of another one."""
 from __future__ import annotations
 
 import socket
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,10 +12,11 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from sfad.features.fleet.messages import Relay
+from sfad.features.fleet.messages import Relay, SharedSubscriptions, ShareSubscriptions
 from sfad.features.fleet.node import Asking, Fleet
 from sfad.features.fleet.nodes import Nodes
-from sfad.features.fleet.pace import LATE, LEAST, LONGER, UNKNOWN, Pace
+from sfad.features.fleet.pace import LATELY, LEAST, LONGER, OWED, UNKNOWN, Pace
+from sfad.host.clock import Timers
 from sfad.protocol import messages as m
 from sfad.protocol.errors import RequestError
 from sfad.protocol.framing import frame
@@ -96,13 +98,16 @@ class Slow(Fleet):
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self.node, self.pace, self._nursery = "n1", Pace(), nursery
-        self._late, self._ways = set(), {}
-        self._mine, self.theirs = socket.socketpair()
+        self._late, self._ways, self.kept = set(), {}, {}
+        self._timers = Timers(failed=print)
+        self.opened = 0
 
     def way(self, _node: str) -> socket.socket:
         """See `Fleet`."""
-        self._mine.setblocking(False)
-        return self._mine
+        self.opened += 1
+        mine, self.theirs = socket.socketpair()
+        mine.setblocking(False)
+        return mine
 
 
 async def test_an_answer_that_comes_too_late_tells_how_slow_its_node_is() -> None:
@@ -117,6 +122,29 @@ async def test_an_answer_that_comes_too_late_tells_how_slow_its_node_is() -> Non
     assert fleet.pace.patience("n2") > before
 
 
+@pytest.mark.parametrize(("kept", "opened"), [(None, 3), (100.0, 1)])
+async def test_a_connection_to_the_keeper_stays_open(
+    autojump_clock: MockClock, kept: float | None, opened: int
+) -> None:
+    began = autojump_clock.current_time()
+    async with trio.open_nursery() as nursery:
+        fleet = Slow(nursery)
+        nursery.start_soon(fleet._timers.serve)
+        fleet.kept = {"n2": kept} if kept is not None else {}
+        for number in range(1, 4):
+            nursery.start_soon(fleet.pass_on, "n2", ShareSubscriptions(id=0))
+            await trio.testing.wait_all_tasks_blocked()
+            asked = 1 if kept is None else number
+            with fleet.theirs if kept is None else nullcontext():
+                fleet.theirs.sendall(pack_message(SharedSubscriptions(id=asked)))
+            await trio.sleep(60.0)
+        fleet.theirs.close()
+        await trio.sleep(60.0)
+        nursery.cancel_scope.cancel()
+    assert fleet.opened == opened
+    assert autojump_clock.current_time() - began >= 240.0
+
+
 def test_a_node_that_is_late_has_longer_and_one_that_is_silent_has_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -128,7 +156,11 @@ def test_a_node_that_is_late_has_longer_and_one_that_is_silent_has_not(
     pace.answered("n2", 2.5)
     assert pace.patience("n2") == 2.5 + LONGER
     pace.missed("n2")
-    now += LATE + 1
-    assert pace.patience("n2") == LEAST
-    pace.answered("n2", 0.1)
-    assert pace.patience("n2") > LEAST
+    assert pace.patience("n2") == OWED
+    pace.answered("n2", 0.001)
+    assert LEAST < pace.patience("n2") < 2.5 + LONGER
+    for _ in range(20):
+        pace.answered("n2", 0.001)
+    assert pace.patience("n2") == UNKNOWN
+    now += LATELY
+    assert LEAST < pace.patience("n2") < UNKNOWN

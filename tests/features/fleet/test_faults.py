@@ -190,6 +190,12 @@ def test_without_a_connection_a_node_shows_its_own_runs(nodes: Fleet) -> None:
         client.call(m.Stop(id=0, runs=[run.id]), m.Stopped)
 
 
+def test_a_node_that_was_never_asked_knows_the_others_when_it_is_cut_off(nodes: Fleet) -> None:
+    with said(nodes, "cut n3", "join n3"):
+        listed = nodes["n3"].sfactl("list", "--fleet", "--json")
+    assert (listed.returncode, json.loads(listed.stdout)["unanswered"]) == (75, ["n1", "n2"])
+
+
 def test_what_is_left_of_a_run_is_told_when_its_node_has_burnt_down(nodes: Fleet) -> None:
     command = ["sh", "-c", "echo begun; echo trouble >&2; read line <fifo; echo the result"]
     n1 = nodes["n1"]
@@ -208,8 +214,9 @@ def test_what_is_left_of_a_run_is_told_when_its_node_has_burnt_down(nodes: Fleet
             result = n1.sfactl("result", run.id)
             assert (result.returncode, "the result" in result.stdout) == (0, True), result
             assert "this is what is left of it here" in result.stdout
-            assert n1.sfactl("logs", f"n1/{run.id}", "--stdout").stdout == "begun\nthe result\n"
-            assert n1.sfactl("logs", f"n1/{run.id}", "--stderr").stdout == "trouble\n"
+            for name in (f"n1/{run.id}", "burnt"):
+                assert n1.sfactl("logs", name, "--stdout").stdout == "begun\nthe result\n"
+                assert n1.sfactl("logs", name, "--stderr").stdout == "trouble\n"
             summed = n1.sfactl("summary", "--fleet", "--json")
             assert (summed.returncode, json.loads(summed.stdout)["runs"]) == (75, 1), summed
             assert "node n2" in summed.stderr

@@ -102,6 +102,9 @@ def test_its_share_is_counted_before_it_is_sent_and_the_rest_comes_back() -> Non
     assert not net.nodes["n2"].spend("a1", to_nanos(0.2))  # its limit ends it
     net.settle()
     assert (top.admitted, top.account.below[LimitKind.COST]) == (2, to_nanos(0.1))
+    handed_on = bound(41, "SFA_MAX_DESCENDANTS")
+    one.spawn("next", inside=top.id, placing=Placing(node="n2"), max_descendants=handed_on)
+    assert top.admitted == 2 + 1 + 8  # as if it had asked for nothing: of 39, a quarter
 
 
 def test_a_loop_across_nodes_is_refused_with_its_path() -> None:
@@ -190,6 +193,8 @@ def test_a_cut_off_node_stops_the_run_before_its_giver_gives_it_up() -> None:
     above = one.machine.tree.get(top)
     assert above is not None
     assert above.account.below[LimitKind.COST] == to_nanos(0.25)  # what it has used is not known
+    assert (kid.account.cost_at_most, kid.account.partial) == (True, False)
+    assert kid.account.sources["report"].tokens is None  # of which its share has none
 
 
 def test_a_node_that_is_away_for_less_than_the_lease_goes_on() -> None:

@@ -105,7 +105,10 @@ def test_ray_is_started_again_and_outlives_the_daemon(machine: Machine) -> None:
     os.kill(second, signal.SIGKILL)
     third = machine.begun(3)[-1]
     assert psutil.pid_exists(third)
-    assert sum("sleep" in each.cmdline() for each in machine.alive()) == 1
+    wait_until(
+        lambda: sum("sleep" in each.cmdline() for each in machine.alive()) == 1,
+        "one has what a Ray starts",
+    )
 
 
 def test_ray_is_started_once_the_head_takes_connections(machine: Machine) -> None:

@@ -33,7 +33,6 @@ def kept(peer: Peer, asked: str | None, callers: str = "cli") -> str | None:
         client=1,
         live={"a1": caller},
         agents=dict,
-        find=lambda _: None,
         caller=caller if peer.run is not None else None,
     )
     keep_channel(p, around)

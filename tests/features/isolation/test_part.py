@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from sfad.core.state.access import Peer
 from sfad.daemon.loop.runtime import Runtime
-from sfad.daemon.loop.seam import Launch
 from sfad.durable.snapshots import RunSnapshot, origin_of, progress_of
 from sfad.features.isolation.feature import ISOLATION
 from sfad.protocol.errors import RequestError
@@ -21,7 +20,7 @@ from sfad.runs.live import Live
 from sfad.runs.showing import info_of
 from sfad.start.prepared import Prepared
 from tests.features.calls import calls
-from tests.loop.shell import AGENT, shell, spawned
+from tests.loop.shell import AGENT, shell, spawned, spec_of
 from tests.processes.fake import FakeLauncher
 
 ANN = Peer(os.geteuid(), "ann")
@@ -47,7 +46,7 @@ async def test_a_run_that_is_not_isolated_calls_nothing_of_isolation(tmp_path: P
     async with shell(tmp_path, FakeLauncher) as runtime:
         live = await isolated(runtime)
         with calls("isolation") as found:
-            assert runtime.parts.launch(live, Launch([])).sandbox is not None
+            assert runtime.parts.launch(live, spec_of([]), []).sandbox is not None
             assert info_of(live, 0.0).isolation == "net"
             assert info_of(live, 0.0).egress == ("example.org",)
         assert found
@@ -55,7 +54,7 @@ async def test_a_run_that_is_not_isolated_calls_nothing_of_isolation(tmp_path: P
         with calls("isolation") as found:
             assert (await prepared(runtime, AGENT)).parts.sandbox is None
             other = runtime.catalogue.live[await spawned(runtime, AGENT, ANN)]
-            assert runtime.parts.launch(other, Launch([])).sandbox is None
+            assert runtime.parts.launch(other, spec_of([]), []).sandbox is None
             assert info_of(other, 0.0).isolation is None
         assert not found
 

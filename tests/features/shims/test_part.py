@@ -10,12 +10,11 @@ from msgspec.structs import replace
 from sfad.agents.setup_reader import NO_SETUPS
 from sfad.core.state.access import Peer
 from sfad.daemon.loop.runtime import Runtime
-from sfad.daemon.loop.seam import Launch
 from sfad.processes.launcher import LaunchSpec
 from sfad.protocol.types import Status
 from tests.features.calls import calls
 from tests.harness import until
-from tests.loop.shell import AGENT, shell, spawned
+from tests.loop.shell import AGENT, shell, spawned, spec_of
 from tests.processes.fake import FakeLauncher
 
 ENV = [b"PATH=/bin", b"BASH_ENV=/home/ann/.env", b"SFA_SHIMS=/of/another/run"]
@@ -36,8 +35,9 @@ async def test_a_run_that_finds_no_shim_calls_nothing_of_them(tmp_path: Path) ->
     async with shell(tmp_path, FakeLauncher) as runtime:
         with calls("shims") as found:
             run = await launched(runtime)
-            runtime.catalogue.live[run].parts.gateway = True
-            assert runtime.parts.launch(runtime.catalogue.live[run], Launch(ENV)) == Launch(ENV)
+            live = runtime.catalogue.live[run]
+            live.parts.gateway = True
+            assert runtime.parts.launch(live, spec_of(ENV), []) == spec_of(ENV)
         assert not found
         (tmp_path / "shims").mkdir()
         (tmp_path / "shims/claude").touch(0o755)
@@ -52,23 +52,24 @@ async def test_installed_shims_come_before_automatic_ones(tmp_path: Path) -> Non
         live = runtime.catalogue.live[await launched(runtime)]
         live.parts.gateway, live.setups = True, replace(NO_SETUPS, programs=("codex",))
         automatic = os.fsencode(tmp_path / "automatic/codex/shims")
-        assert runtime.parts.launch(live, Launch([b"PATH=/bin", b"X=1"])) == Launch(
-            [
-                b"PATH=" + automatic + b":/bin",
-                b"X=1",
-                b"BASH_ENV=" + automatic + b"/.bash_env",
-                b"SFA_SHIMS=" + automatic,
-            ],
-            stand_ins=[automatic],
-        )
+        given = spec_of([b"PATH=/bin", b"X=1"])
+        env = [
+            b"PATH=" + automatic + b":/bin",
+            b"X=1",
+            b"BASH_ENV=" + automatic + b"/.bash_env",
+            b"SFA_SHIMS=" + automatic,
+        ]
+        expected = replace(given, env=env, stand_ins=[automatic])
+        assert runtime.parts.launch(live, given, []) == expected
         (tmp_path / "shims").mkdir()
         (tmp_path / "shims/claude").touch(0o755)
         shown = {"shim_dir": str(tmp_path / "shims"), "shims": ["claude"]}
         assert status(runtime, os.geteuid()).items() >= shown.items()
         others = status(runtime, os.geteuid() + 1)
         assert others.items() >= (shown | {"shims": []}).items()
-        given = Launch([b"PATH=/bin", b"BASH_ENV=/home/ann/.env"])
-        env, _, stand_ins, *_ = runtime.parts.launch(live, given)
+        given = spec_of([b"PATH=/bin", b"BASH_ENV=/home/ann/.env"])
+        found = runtime.parts.launch(live, given, [])
+        env, stand_ins = found.env, found.stand_ins
         assert stand_ins == [os.fsencode(tmp_path / "shims"), automatic]
         assert env[0] == b"PATH=" + b":".join([*stand_ins, b"/bin"])
         assert b"SFA_BASH_ENV=/home/ann/.env" in env

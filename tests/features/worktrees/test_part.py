@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from sfad.core.state.access import Peer
 from sfad.daemon.loop.runtime import Runtime
-from sfad.daemon.loop.seam import Launch
 from sfad.durable.snapshots import RunSnapshot, origin_of, progress_of
 from sfad.features.worktrees.feature import WORKTREE
 from sfad.protocol.errors import RequestError
@@ -22,7 +21,7 @@ from sfad.runs.live import Live
 from sfad.runs.showing import info_of
 from sfad.start.prepared import Prepared
 from tests.features.calls import calls
-from tests.loop.shell import AGENT, shell, spawned
+from tests.loop.shell import AGENT, shell, spawned, spec_of
 from tests.processes.fake import FakeLauncher
 
 ANN = Peer(os.geteuid(), "ann")
@@ -57,7 +56,7 @@ async def test_a_run_without_a_worktree_calls_nothing_of_worktrees(
         with calls("worktrees") as found:
             assert (await prepared(runtime, AGENT)).parts.of(WORKTREE) is None
             other = runtime.catalogue.live[await spawned(runtime, AGENT, ANN)]
-            assert runtime.parts.launch(other, Launch([])) == Launch([])
+            assert runtime.parts.launch(other, spec_of([]), []) == spec_of([])
             info = info_of(other, 0.0)
             assert (info.worktree, info.branch) == (None, None)
             assert runtime.parts.again(AGENT, info) == AGENT
@@ -68,13 +67,13 @@ async def test_a_run_is_launched_in_its_worktree(tmp_path: Path) -> None:
     async with shell(tmp_path, FakeLauncher) as runtime:
         live = await with_worktree(runtime)
         env = [b"PWD=/src", b"GIT_DIR=/src/.git", b"A=1"]
-        launch = runtime.parts.launch(live, Launch(env))
+        launch = runtime.parts.launch(live, spec_of(env), [])
         assert launch.env == [b"PWD=/trees/a/sub", b"A=1"]
         assert launch.cwd == b"/src"
         assert launch.first_step is not None
         assert b"path=/trees/a" in launch.first_step
         live.parts.decide(WORKTREE, replace(OWN, shared=True))
-        assert runtime.parts.launch(live, Launch(env)) == Launch(launch.env)
+        assert runtime.parts.launch(live, spec_of(env), []) == spec_of(launch.env)
 
 
 @pytest.mark.parametrize(

@@ -42,15 +42,14 @@ async def spawn(asker: Asker, request: Spawn, session: SessionAsked | None = Non
         if request.key is not None and _answered_again(asker, request):
             return
         runtime, around = asker.runtime, _around(asker, request, session)
-        if around.caller is not None:
-            around.prints_in = _prints_in(asker, around.caller, request, descriptors)
-            around.printed_as_text = shows_text(request.copies, around.caller)
         try:
-            # only a client inside a run can be told to start no other one
-            inside, instead = around.caller is not None, runtime.parts.instead_of_run
-            if inside and (reply := instead(asker.id, around)) is not None:
-                asker.reply(reply)
-                return
+            if around.caller is not None:
+                around.prints_in = _prints_in(asker, around.caller, request, descriptors)
+                around.printed_as_text = shows_text(request.copies, around.caller)
+                # only such a client can be told to start no other run
+                if (reply := runtime.parts.instead_of_run(asker.id, around)) is not None:
+                    asker.reply(reply)
+                    return
             prepared = await runtime.starting.prepare(around)
         except (Invalid, RequestError) as error:
             if not asker.still_wanted() or _answered_again(asker, request):
@@ -70,20 +69,16 @@ async def spawn(asker: Asker, request: Spawn, session: SessionAsked | None = Non
 
 def _take_descriptors(asker: Asker, request: Spawn) -> list[int]:
     """Return the descriptors that came with a request. Raise `RequestError`."""
-    expected = descriptors_of(request)
-    if not expected and not request.descriptors:
+    expected, announced = descriptors_of(request), request.descriptors
+    if not expected and not announced:
         return []
-    found = (
-        asker.connection.take(request.descriptors)
-        if request.descriptors <= MAX_DESCRIPTORS
-        else None
-    )
+    found = asker.connection.take(announced) if announced <= MAX_DESCRIPTORS else None
     if found is not None and len(found) == expected:
         return found
     close_soon(found or [], asker.connection.sender_group)
     raise bad_request(
         f"stdio '{request.stdio}' with stdin '{request.stdin}' takes {expected} "
-        f"descriptors; {request.descriptors} announced"
+        f"descriptors; {announced} announced"
     )
 
 
@@ -111,35 +106,29 @@ def _prints_in(asker: Asker, caller: Live, request: Spawn, descriptors: list[int
             return each.run.id
     if path.startswith("/dev/") or chosen(tuple(map(shown, request.argv))) is None:
         return None
-    scripts = [each for each in reversed(above) if each.gated and _is_metered_script(each)]
-    return scripts[0].run.id if scripts else None
-
-
-def _is_metered_script(live: Live) -> bool:
-    return live.program is not None and chosen(live.run.asked.shown.argv) is None
+    for each in reversed(above):
+        if each.gated and each.program is not None and chosen(each.run.asked.shown.argv) is None:
+            return each.run.id  # a metered script
+    return None
 
 
 def _answered_again(asker: Asker, request: Spawn) -> bool:
     """Answer a request whose run was started, but whose client lost the reply. What the first one
     has made of a session, or what a feature has made for it, would refuse the second."""
-    runtime, peer = asker.runtime, asker.peer
+    catalogue, peer, callers = asker.runtime.catalogue, asker.peer, [asker.peer.run]
     if request.key is None or not any(_MADE_FOR(request)):
         return False
-    callers = [peer.run]
-    if (
-        request.continues is not None
-        and (info := runtime.catalogue.info(request.continues.run)) is not None
-    ):
+    if request.continues is not None and (info := catalogue.info(request.continues.run)):
         callers.append(info.parent_id)
-    found = (runtime.catalogue.answer_to((peer.uid, caller, request.key)) for caller in callers)
-    run = next((each for each in found if each is not None), None)
-    if run is None:
-        return False
-    if request.watch:
-        check_watch_share(asker)
-        push(asker, run)
-    runtime.requests.answer_again(run, asker.connection.number if request.tied else None, asker)
-    return True
+    for caller in callers:
+        if (run := catalogue.answer_to((peer.uid, caller, request.key))) is not None:
+            if request.watch:
+                check_watch_share(asker)
+                push(asker, run)
+            client = asker.connection.number if request.tied else None
+            asker.runtime.requests.answer_again(run, client, asker)
+            return True
+    return False
 
 
 def _around(asker: Asker, request: Spawn, session: SessionAsked | None) -> Surroundings:
@@ -153,7 +142,7 @@ def _around(asker: Asker, request: Spawn, session: SessionAsked | None) -> Surro
         _with_awaited(asker, request) if request.after else request,
         peer,
         submitter(asker.connection, runtime.resources.launcher.containment),
-        asker.connection.sender,
+        client=asker.connection.sender,
         connection=asker.connection.number,
         session=session,
         earlier=earlier,
@@ -174,18 +163,14 @@ def _continued(
     if catalogue.uid(info.id) != peer.uid:
         raise RequestError(
             ErrorCode.NOT_PERMITTED,
-            (
-                f"run {info.id} belongs to {info.user}, and its command would run as you: "
-                f"ask {info.user} to continue it"
-            ),
+            f"run {info.id} belongs to {info.user}, and its command would run as you: "
+            f"ask {info.user} to continue it",
         )
-    if info.session and session is None:
+    if info.session != (session is not None):
         raise wrong_state(
             f"run {info.id} is a session; to continue it: sfactl session send {info.id} MESSAGE"
-        )
-    if session is not None and not info.session:
-        raise wrong_state(
-            f"run {info.id} is no session; continue it with: sfactl continue {info.id}"
+            if info.session
+            else f"run {info.id} is no session; continue it with: sfactl continue {info.id}"
         )
     check_ended(info)
     if info.continued_by is not None:

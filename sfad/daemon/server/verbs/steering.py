@@ -49,7 +49,7 @@ def select(asker: Asker, request: Select) -> None:
     named, failed = [], []
     for handle in dict.fromkeys(request.runs):
         try:
-            named.append(asker.resolve(handle, request.verb).id)
+            named.append(asker.find(handle, request.verb))
         except RequestError as error:
             failed.append(Failure(run=handle, code=error.code, message=str(error)))
     runs = dict.fromkeys([*named, *filtered(asker, request, request.verb)])
@@ -106,7 +106,7 @@ def stop(asker: Asker, request: Stop) -> None:
     check_choice(request)
     if not (request.runs or has_filters(request)):
         raise bad_request("say what to stop: runs, a name, labels, or everything")
-    named = [asker.resolve(handle).id for handle in request.runs]
+    named = [asker.find(handle) for handle in request.runs]
     for run in named:
         for tell in asker.runtime.parts.stopped:
             tell(run)

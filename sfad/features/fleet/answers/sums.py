@@ -1,8 +1,9 @@
 """What several nodes have told, as one."""
 
-import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from operator import attrgetter
 from typing import Any
 
 from msgspec.structs import replace
@@ -17,6 +18,7 @@ from .names import Names
 
 OVER = "-"
 """In a cursor: the node has no more."""
+_EARLIEST, _LATEST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 
 
 def left_of(cursor: str | None, nodes: Iterable[str]) -> dict[str, str]:
@@ -41,7 +43,7 @@ def page_of(
     `up`, until then. Of a run of which two nodes tell, one knows better (`Names`). `left`: of the
     request."""
     ends = [_end(page, up=up) for page in pages.values() if page.next]
-    until = (min(ends, default=math.inf)) if up else max(ends, default=0.0)
+    until = (min(ends, default=_LATEST)) if up else max(ends, default=_EARLIEST)
     after, shown = dict(left), []
     for node, page in pages.items():
         live = [] if up else [run for run in page.runs if not run.status.terminal]
@@ -49,7 +51,7 @@ def page_of(
             run
             for run in page.runs
             if (up or run.status.terminal)
-            and (_created(run) <= until if up else _created(run) >= until)
+            and (run.created_at <= until if up else run.created_at >= until)
         ]
         if len(ended) + len(live) == len(page.runs):
             after[node] = page.next or OVER
@@ -70,21 +72,17 @@ def page_of(
     more = any(last != OVER for last in after.values())
     return m.RunList(
         id=0,
-        runs=sorted(runs, key=_created),
+        runs=sorted(runs, key=attrgetter("created_at")),
         next=",".join(f"{node}/{last}" for node, last in after.items()) if more else None,
         queued=sum(page.queued for page in pages.values()),
     )
 
 
-def _created(run: RunInfo) -> float:
-    return run.created_at.timestamp()
-
-
-def _end(page: m.RunList, *, up: bool) -> float:
+def _end(page: m.RunList, *, up: bool) -> datetime:
     """Return when the oldest ended run of a page was created, or the newest run."""
     if up:
-        return max(map(_created, page.runs), default=math.inf)
-    return min((_created(run) for run in page.runs if run.status.terminal), default=0.0)
+        return max((run.created_at for run in page.runs), default=_LATEST)
+    return min((run.created_at for run in page.runs if run.status.terminal), default=_EARLIEST)
 
 
 def _ended_for(run: RunInfo, nodes: Collection[str]) -> bool:

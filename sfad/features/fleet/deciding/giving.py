@@ -40,6 +40,8 @@ FLEET = "fleet"
 """`Reason.kind` of a run that no other node executes."""
 PART = 4
 """A run that asks for no share gets one part of so many of what is left."""
+HANDED_ON = "SFA_MAX_DESCENDANTS"
+"""The variable in which a run has its own bound: a child that says the same asks for no share."""
 
 
 def share_out(run: Run, lease: float) -> None:
@@ -114,7 +116,8 @@ def _descendants(run: Run) -> int:
         return own
     left = min(above.birth.max_descendants.value - above.admitted for above in run.ancestors)
     asked = run.asked.terms.max_descendants
-    if asked is not None and asked.value > 0:
+    handed_on = Bound(value=run.ancestors[-1].birth.max_descendants.value, source=HANDED_ON)
+    if asked is not None and asked.value > 0 and asked != handed_on:
         return max(0, min(own, left - 1))
     return max(0, left // PART - 1)
 
