@@ -23,9 +23,7 @@ A package imports only packages above it:
 
 `__main__`  the command `sfad`
 `cli`       the command line of `sfad`
-`history`   answers from the ledger alone, where no daemon is running
-`install`   systemd units of this installation
-`install_console`  that of the console
+`installing` systemd units of this installation
 
 Every package but `protocol` and `core` may use these:
 

@@ -26,8 +26,8 @@ from .host.clock import Timers
 from .host.socket_file import PathError
 from .host.state_dir import claim_instance, lock_state_dir
 from .host.tasks import LoopRounds
-from .install import Installer, InstallError
-from .install_console import ConsoleInstaller
+from .installing.console import ConsoleInstaller
+from .installing.service import Installer, InstallError
 from .processes.contain.cgroup.controllers import release_unit
 from .processes.sweep import sweep as sweep_instance
 from .protocol.paths import LEDGER as LEDGER_FILE

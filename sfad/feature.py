@@ -90,6 +90,9 @@ class Feature(Struct, frozen=True, kw_only=True):
     the core decides about runs that execute on other machines (`Spawn.placing`), and about those
     that were granted from there (`Spawn.grant`). Its part has them executed. One feature may have
     it."""
+    alone: str = ""
+    """With `elsewhere`: what is said to those who need another machine, while its section of the
+    config is not set."""
     carrier: str = ""
     """The module of its folder that has `carrier(heart: Heart) -> daemon.loop.seam.Carrier`: has
     runs carried out that have no process (`Spawn.admit`). It is loaded with the first of them. One
@@ -110,8 +113,8 @@ class Feature(Struct, frozen=True, kw_only=True):
     check-config` finds wrong with the machine, where each value is allowed."""
     install: str = ""
     """The module of its folder that has `installer(where: str, node: str | None, *, user: bool,
-    dry_run: bool) -> install.Installer`: what `sfad install` does for it. One feature may
-    have it."""
+    dry_run: bool) -> installing.service.Installer`: what `sfad install` does for it. One feature
+    may have it."""
     doctor: str = ""
     """The module of its folder that has `findings() -> Iterator[tuple[str, str, str, str]]`: lines
     of `sfactl doctor`. Each is what is judged, `ok`, `warn` or `bad`, why, and how to fix it."""

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import pytest
 
-from sfad.history import History
+from sfad.daemon.history import History
 from sfad.protocol import messages as m
 from sfad.protocol.types import ErrorCode, Status
 from sfad.storage.ledger.database import LedgerError, LedgerUnknown

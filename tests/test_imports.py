@@ -58,7 +58,7 @@ LAYERS = [
     {"sfad.start"},
     {"sfad.daemon"},
     {"sfad.features"},
-    {"sfad.history", "sfad.cli", "sfad.__main__"},
+    {"sfad.cli", "sfad.__main__"},
 ]
 """`protocol ← core ← {processes, storage} ← runs ← {usage, durable} ← start ←
 daemon ← features ← cli`. Other modules (agents, config, host, and what features declare) are
@@ -294,6 +294,17 @@ def test_the_heart_knows_no_feature() -> None:
                 assert module == "sfad.features.listed" or within(module, mine), (
                     f"{own} imports {module}"
                 )
+
+
+def test_features_use_what_the_seam_gives_them() -> None:
+    """`Heart`, and not the parts of a daemon through whoever asks."""
+    for path in modules("sfad/features"):
+        used = {
+            node.attr
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Attribute)
+        }
+        assert "runtime" not in used, name_of(path)
 
 
 def test_no_import_cycle() -> None:

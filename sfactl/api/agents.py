@@ -19,7 +19,7 @@ from ..errors import AgentStopped, SfadError, of_quit
 from ..exits import Quit
 from . import asking
 from .asking import Call, Outcome
-from .attending import Admission, Agency, Attendance, admission
+from .attending import Admission, Agency, AgentHere, Attendance, admission
 from .options import AdmitOptions, Amount, StartOptions, limits_of, spawn_of
 from .runs import Home, Run
 
@@ -50,9 +50,12 @@ def address(url: str | None, upstream: str, run: RunId) -> str:
 
 
 def failure(error: BaseException | None) -> str | None:
-    """Return why an agent has failed that ended with this exception."""
+    """Return why an agent has failed that ended with this exception; of a group, with its
+    first."""
     if error is None:
         return None
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
     words = str(error).strip().splitlines()
     return f"{type(error).__name__}{f': {words[0][:500]}' if words else ''}"
 
@@ -165,7 +168,7 @@ class Admitting(Home, Protocol):
     def _sfad(self, run: RunId) -> Sfad: ...
 
 
-class Agent:
+class Agent(AgentHere):
     """An agent within this program: a run without a process. Leave its block, or call `end`, when
     it has done its work. From other threads, each method but `end` may be called at any time.
 
@@ -179,21 +182,14 @@ class Agent:
         agency: Agency,
         on_stop: Callable[[AgentStopped], object] | None,
     ) -> None:
+        super().__init__(agency)
         self.daemon = daemon
-        self.id = agency.run.id
-        self.name = agency.run.name
-        self._outcome: Outcome | None = None
         self._attendant = attendant
-        self._agency = agency
         self._on_stop = on_stop
-        self._url: str | None = None
         self._narrowed: list[tuple[set[str], Narrowed]] = []
         self._changed = threading.Event()
         agency.told, agency.breached = self._told, self._breached
         self._told()
-
-    def __repr__(self) -> str:
-        return f"<Agent {self.id} {self.name!r}>"
 
     def _told(self) -> None:
         self._changed.set()
@@ -211,23 +207,6 @@ class Agent:
         while not self._agency.began and self._agency.stopped is None:
             self._changed.wait()
             self._changed.clear()
-
-    @property
-    def outcome(self) -> Outcome:
-        """How it has ended. Raise `SfadError` before."""
-        if self._outcome is None:
-            raise SfadError(f"agent {self.id} has not ended", "live")
-        return self._outcome
-
-    @property
-    def stopped(self) -> AgentStopped | None:
-        """Why it is to end; `None` while it may go on."""
-        return self._agency.stopped
-
-    def check(self) -> None:
-        """Raise `AgentStopped` if it is to end."""
-        if self._agency.stopped is not None:
-            raise self._agency.stopped
 
     def base_url(self, upstream: str = "anthropic") -> str:
         """Return the address to which its model calls go: `anthropic`, `openai` or `gemini`, or an

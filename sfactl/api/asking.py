@@ -16,9 +16,6 @@ from msgspec.structs import replace
 
 from sfad.protocol.requests.base import Done, Reply, Request, RunReply
 from sfad.protocol.requests.daemon import (
-    AgentInfo,
-    AgentList,
-    Agents,
     Change,
     DaemonInfo,
     DaemonStatus,
@@ -37,7 +34,7 @@ from sfad.protocol.requests.records import (
     Result,
     ResultText,
 )
-from sfad.protocol.requests.starting import Recall, Recalled, Spawn
+from sfad.protocol.requests.starting import AgentInfo, AgentList, Agents, Recall, Recalled, Spawn
 from sfad.protocol.requests.starting import Refused as StartRefused
 from sfad.protocol.requests.steering import (
     Approve,

@@ -22,8 +22,8 @@ from sfad.protocol.requests.starting import Spawn
 from sfad.protocol.types import Admitted, Event, Reason, RunId, RunInfo, Status
 
 from ..connecting.connection import DaemonError
-from ..errors import AgentStopped, Refused, of_quit
-from .asking import ENDS
+from ..errors import AgentStopped, Refused, SfadError, of_quit
+from .asking import ENDS, Outcome
 from .options import AdmitOptions, spawn_of
 
 TYPES = ["run_started", "run_stopping", "limit_exceeded", *sorted(ENDS)]
@@ -87,6 +87,37 @@ class Agency:
     def _stop(self, reason: Reason | None) -> None:
         if self.stopped is None and not self.ending:
             self.stopped = AgentStopped(self.run.id, self.run.name, reason)
+
+
+class AgentHere:
+    """An agent within this program, for threads and for trio."""
+
+    def __init__(self, agency: Agency) -> None:
+        self.id = agency.run.id
+        self.name = agency.run.name
+        self._agency = agency
+        self._outcome: Outcome | None = None
+        self._url: str | None = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id} {self.name!r}>"
+
+    @property
+    def outcome(self) -> Outcome:
+        """How it has ended. Raise `SfadError` before."""
+        if self._outcome is None:
+            raise SfadError(f"agent {self.id} has not ended", "live")
+        return self._outcome
+
+    @property
+    def stopped(self) -> AgentStopped | None:
+        """Why it is to end; `None` while it may go on."""
+        return self._agency.stopped
+
+    def check(self) -> None:
+        """Raise `AgentStopped` if it is to end."""
+        if self._agency.stopped is not None:
+            raise self._agency.stopped
 
 
 @dataclass(slots=True, eq=False)

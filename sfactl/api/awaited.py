@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 import trio
 from msgspec.structs import replace
 
-from sfad.protocol.requests.daemon import AgentInfo, Change, DaemonStatus, Pruned
+from sfad.protocol.requests.daemon import Change, DaemonStatus, Pruned
 from sfad.protocol.requests.listing import List
-from sfad.protocol.requests.starting import Spawn
+from sfad.protocol.requests.starting import AgentInfo, Spawn
 from sfad.protocol.requests.steering import Stopped
 from sfad.protocol.requests.summary import By, Summary
 from sfad.protocol.requests.windows import SubscriptionInfo

@@ -15,12 +15,12 @@ from sfad.protocol.types import Event, RunId, RunInfo
 
 from ..client import Reservation, Sfad
 from ..connecting.connection import ConnectionLost
-from ..errors import AgentStopped, SfadError, of_quit
+from ..errors import SfadError, of_quit
 from ..exits import Quit
 from . import asking
 from .agents import Narrowed, address, end, failure, locate, narrow
 from .asking import Call, Following, Outcome
-from .attending import Admission, Agency, Attendance, admission
+from .attending import Admission, Agency, AgentHere, Attendance, admission
 from .options import AdmitOptions, Amount, StartOptions, limits_of, spawn_of
 from .streaming import Stream
 
@@ -116,26 +116,19 @@ class TrioHome(Protocol):
     def _sfad(self, run: RunId) -> Sfad: ...
 
 
-class TrioAgent:
+class TrioAgent(AgentHere):
     """`Agent` for trio. A stop, a breach or a passed deadline cancels the block of its `admit`,
     which is then left without an exception; `stopped` tells why."""
 
     def __init__(self, daemon: TrioHome, attendant: TrioAttendant, agency: Agency) -> None:
+        super().__init__(agency)
         self.daemon = daemon
-        self.id = agency.run.id
-        self.name = agency.run.name
-        self._outcome: Outcome | None = None
         self.cancel_scope = trio.CancelScope()
         """That of its block."""
         self._attendant = attendant
-        self._agency = agency
-        self._url: str | None = None
         self._narrowed: list[tuple[set[str], Narrowed, trio.CancelScope]] = []
         self._changed = trio.Event()
         agency.told, agency.breached = self._told, self._breached
-
-    def __repr__(self) -> str:
-        return f"<TrioAgent {self.id} {self.name!r}>"
 
     def _told(self) -> None:
         self._changed.set()
@@ -154,23 +147,6 @@ class TrioAgent:
             self._changed = trio.Event()
             await self._changed.wait()
         self._told()
-
-    @property
-    def outcome(self) -> Outcome:
-        """How it has ended. Raise `SfadError` before."""
-        if self._outcome is None:
-            raise SfadError(f"agent {self.id} has not ended", "live")
-        return self._outcome
-
-    @property
-    def stopped(self) -> AgentStopped | None:
-        """Why it is to end; `None` while it may go on."""
-        return self._agency.stopped
-
-    def check(self) -> None:
-        """Raise `AgentStopped` if it is to end."""
-        if self._agency.stopped is not None:
-            raise self._agency.stopped
 
     async def base_url(self, upstream: str = "anthropic") -> str:
         """Return the address to which its model calls go, as `Agent.base_url` does."""
@@ -258,11 +234,10 @@ async def block(
             raise
         with agent.cancel_scope:
             yield agent
-    except trio.Cancelled:
-        failed = "its block was cancelled"
-        raise
     except BaseException as error:
-        failed = failure(error)
+        # a nursery has its tasks' exceptions in a group
+        rest = BaseExceptionGroup("", [error]).split(trio.Cancelled)[1]
+        failed = "its block was cancelled" if rest is None else failure(rest)
         raise
     finally:
         with trio.move_on_after(LAST, shield=True):

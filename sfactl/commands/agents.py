@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec.structs import asdict
 
-from sfad.protocol.requests.daemon import AgentInfo, AgentList, Agents
+from sfad.protocol.requests.starting import AgentInfo, AgentList, Agents
 
 from .. import output
 from ..app import app

@@ -36,8 +36,6 @@ from sfad.protocol.paths import (
 )
 from sfad.protocol.requests.base import (
     Error,
-    FleetNodes,
-    OverFleet,
     Reply,
     Request,
     Welcome,
@@ -49,6 +47,10 @@ from .. import exits
 from .inside import inside_run
 from .signals import wait_readable
 from .trust import distrusted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .over_fleet import FleetNodes
 
 R = TypeVar("R", bound=Reply)
 Q = TypeVar("Q", bound=Request)
@@ -519,6 +521,8 @@ class Client:
 
     def ask_fleet(self) -> None:
         """Have the daemon answer for all nodes of its fleet from now on. Raise `DaemonError`."""
+        from .over_fleet import FleetNodes, OverFleet
+
         self.fleet, _ = self.answer(self.send(OverFleet(id=0)), FleetNodes)
 
 

@@ -1,8 +1,8 @@
 """The connection of the verbs that only read: to the daemon, or if none is running, to a process
 that reads its ledger.
 
-That process is `sfad.history`, a separate program like the daemon, so this package imports nothing
-of it.
+That process is `sfad.daemon.history`, a separate program like the daemon, so this package imports
+nothing of it.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class LedgerReader(Client):
                 "-X",
                 "utf8",
                 "-m",
-                "sfad.history",
+                "sfad.daemon.history",
                 os.fspath(self.path),
             ]
             as_stdin = [(os.POSIX_SPAWN_DUP2, theirs.fileno(), 0)]

@@ -19,8 +19,7 @@ from msgspec.structs import replace
 
 from sfad.protocol.known import METERED_PROGRAMS as KNOWN
 from sfad.protocol.paths import make_private, xdg
-from sfad.protocol.requests.daemon import AgentList, Agents
-from sfad.protocol.requests.starting import Spawn
+from sfad.protocol.requests.starting import AgentList, Agents, Spawn
 
 from ..connecting.connection import Client
 from ..exits import UsageError

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sfad.features.session.messages import SessionRights, SessionRules
-from sfad.protocol.requests.daemon import AgentList, Agents
+from sfad.protocol.requests.starting import AgentList, Agents
 
 from ..connecting.connection import connect
 from ..exits import ExitCode, Quit

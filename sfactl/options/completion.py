@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from sfad.protocol.known import AGENTS, KNOWN_PROGRAMS, METERS, PROFILES
-from sfad.protocol.requests.daemon import AgentList, Agents, DaemonInfo, DaemonStatus
+from sfad.protocol.requests.daemon import DaemonInfo, DaemonStatus
 from sfad.protocol.requests.listing import List, RunList
+from sfad.protocol.requests.starting import AgentList, Agents
 from sfad.protocol.types import Action, LimitKind, RunInfo, Status
 
 from .. import verbs

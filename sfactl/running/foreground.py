@@ -15,6 +15,7 @@ import signal
 import stat
 from collections.abc import Callable, Iterable, Sequence
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from sfad.protocol.encoding import to_json
@@ -128,26 +129,17 @@ def _stopped(reply: Reply, _descriptors: Sequence[int]) -> None:
         raise exits.Quit(exits.ExitCode.SURVIVORS, output.survivors(reply.survivors))
 
 
-class JobControl:
+class JobControl(Struct):
     """Ctrl-Z and `fg`: the run pauses, this process stops as its shell expects, and both continue.
 
     `receive` handles the signals that have come, and returns them."""
 
-    def __init__(
-        self,
-        requests: RequestsInFlight,
-        terminal: Terminal | None,
-        input_: TerminalInput | None,
-        progress: ProgressLines,
-        receive: Callable[[], Sequence[int]],
-        inherits: bool,
-    ) -> None:
-        self._requests = requests
-        self._terminal = terminal
-        self._input = input_
-        self._progress = progress
-        self._receive = receive
-        self._inherits = inherits
+    requests: RequestsInFlight
+    terminal: Terminal | None
+    input_: TerminalInput | None
+    progress: ProgressLines
+    receive: Callable[[], Sequence[int]]
+    inherits: bool
 
     def suspend(self, run: RunInfo | None, *, group: bool) -> None:
         """Pause the run, then stop as Ctrl-Z asks. If the run's program has stopped itself, which
@@ -163,29 +155,29 @@ class JobControl:
             if suspended or not group:
                 self._stand_still(run, group=group)
 
-        if run is None or not self._requests.connected:
+        if run is None or not self.requests.connected:
             self._stand_still(run, group=group)
         else:
-            self._requests.ask(Pause(id=0, run=run.id, suspended=True), paused)
+            self.requests.ask(Pause(id=0, run=run.id, suspended=True), paused)
 
     def _stand_still(self, run: RunInfo | None, *, group: bool) -> None:
-        if self._terminal:
-            self._terminal.leave_raw()
-        if self._input:
-            self._input.leave()
-        self._progress.say("paused until this job continues (fg)")
+        if self.terminal:
+            self.terminal.leave_raw()
+        if self.input_:
+            self.input_.leave()
+        self.progress.say("paused until this job continues (fg)")
         if run is not None and (words := output.pause_warning(run)):
-            self._progress.say(words)
+            self.progress.say(words)
         _stop_self(group=group)
-        if self._terminal:
-            self._terminal.run_paused()
+        if self.terminal:
+            self.terminal.run_paused()
         if self._regain_terminal() and run is not None:
-            self._requests.ask(Resume(id=0, run=run.id, suspended=True), self._continued)
+            self.requests.ask(Resume(id=0, run=run.id, suspended=True), self._continued)
 
     def _regain_terminal(self) -> bool:
         """Wait until the terminal is ours again, if the run uses it. Return False if a signal that
         ends the run came first."""
-        while not any(number in STOPPING for number in self._receive()):
+        while not any(number in STOPPING for number in self.receive()):
             try:
                 self._take_terminal()
             except InterruptedError:
@@ -194,15 +186,15 @@ class JobControl:
         return False
 
     def _take_terminal(self) -> None:
-        if self._terminal:
-            self._terminal.enter_raw()
-        elif self._inherits and os.isatty(0):
+        if self.terminal:
+            self.terminal.enter_raw()
+        elif self.inherits and os.isatty(0):
             await_foreground()
 
     def _continued(self, reply: Reply, descriptors: Sequence[int]) -> None:
-        if self._terminal:
-            self._terminal.proceed()
-        self._progress.failed(reply, descriptors)
+        if self.terminal:
+            self.terminal.proceed()
+        self.progress.failed(reply, descriptors)
 
 
 def _stop_self(*, group: bool) -> None:

@@ -25,6 +25,10 @@ class Elsewhere:
     def never_sent(self, run: Run) -> None:
         """One ends that was never sent to another machine."""
 
+    def limits_of(self, _run: Run) -> str:
+        """Return how a person changes the limits of one that executes elsewhere, in words."""
+        return ""
+
     def adopt(self, _one: Remembered, _at: float) -> bool:
         """Continue with one of an earlier daemon that executes elsewhere. Return whether there is
         anything to go on with."""

@@ -2,6 +2,7 @@
 
 `server`     the Unix socket: handshake, frames, back-pressure, the verbs
 `loop`       the trio shell: events go in, commands are applied
+`history`    answers from the ledger alone, where no daemon is running
 `lookup`     which run an id, a name or a prefix means
 `reloading`  the config of a running daemon: read again, checked against this machine, kept for the
              next daemon

@@ -1,4 +1,4 @@
-"""Which run an id, a name or a prefix means, in the daemon and in `sfad.history` without one."""
+"""Which run an id, a name or a prefix means, in the daemon and in `history` without one."""
 
 from collections.abc import Collection, Iterable
 from itertools import islice

@@ -51,6 +51,18 @@ _COPY_PAUSE = 0.004
 """Seconds between two steps of a backup, which then copies 40 MB a second."""
 
 
+class Old(Struct, frozen=True):
+    """Which runs are old."""
+
+    cutoff: float | None
+    """Those that ended before, in seconds since the epoch; `None`: none."""
+    ends: Callable[[Sequence[RunId]], Mapping[RunId, float | None]]
+    """As for output, as the last."""
+    live: Collection[RunId]
+    now: float
+    between: Callable[[], object]
+
+
 class Kept(Protocol):
     """Deletes what a feature keeps of ended runs beside their output, in a thread. Raises
     `OSError`."""
@@ -58,17 +70,8 @@ class Kept(Protocol):
     def remove(self, runs: Collection[RunId], *, dry: bool) -> int:
         """Delete what is kept of runs, or only count it if `dry`. Return the bytes."""
 
-    def remove_old(
-        self,
-        cutoff: float | None,
-        *,
-        ends: Callable[[Sequence[RunId]], Mapping[RunId, float | None]],
-        live: Collection[RunId],
-        now: float,
-        between: Callable[[], object],
-    ) -> str:
-        """Delete what is kept of runs that ended before `cutoff`, in seconds since the epoch.
-        `ends`, `between`: as for output. Return what was done, in words; empty if nothing."""
+    def remove_old(self, old: Old) -> str:
+        """Delete what is kept of old runs. Return what was done, in words; empty if nothing."""
 
 
 class MaintenanceJobs(Struct, frozen=True):
@@ -140,9 +143,9 @@ class MaintenanceJobs(Struct, frozen=True):
         now = self.now().timestamp()
         cutoff = None if age is None else now - age
         with closing(Reader(open_reader(self.ledger.file.directory))) as reader:
+            old = Old(cutoff, reader.ends, live, now, _pause)
             for each in kept:
-                done = each.remove_old(cutoff, ends=reader.ends, live=live, now=now, between=_pause)
-                if done:
+                if done := each.remove_old(old):
                     self._tell(done)
 
     def delete_rows(self, age: float | None) -> None:

@@ -30,7 +30,7 @@ from ..protocol.types import CallInfo, LimitKind, RunId, Source
 from ..runs.live import Live, Output, Parts, SavedMain
 from ..storage.store import Store
 
-# ---- Accounts as they are saved: money in USD, as everywhere outside the core. These are hooks for
+# ---- Accounts as they are saved: money in USD, as everywhere outside the core. These are told to
 # msgspec.
 
 

@@ -372,13 +372,10 @@ Position = Callable[[RunId], bytes | None]
 """Returns where a run's meter is; `None` for a run without one."""
 
 
-class RunJournal:
-    def __init__(
-        self, store: RetryingStore, spawns: SavedSpawns, continued_with: SavedContinuedWith
-    ) -> None:
-        self._store = store
-        self._spawns = spawns
-        self._continued_with = continued_with
+class RunJournal(Struct):
+    store: RetryingStore
+    spawns: SavedSpawns
+    continued_with: SavedContinuedWith
 
     def admit(self, runs: Iterable[Live], others: Iterable[Live], more: Changes) -> None:
         """Save runs that were admitted just now, others that this has changed, and `more`. Raises
@@ -387,44 +384,44 @@ class RunJournal:
         try:
             for live in runs:
                 run = live.run.id
-                self._spawns.save(live)
+                self.spawns.save(live)
                 if live.continued_with is not None:
-                    self._continued_with.save(run, live.continued_with)
+                    self.continued_with.save(run, live.continued_with)
                 changes[f"{RUN}{run}"] = origin_of(live)
                 changes[f"{NOW}{run}"] = progress_of(live)
                 if live.request_key is not None:
                     changes[f"{KEY}{run}"] = encode(live.key)
-            self._store.write(changes)
+            self.store.write(changes)
         except OSError:
             for live in runs:
-                self._spawns.forget(live.run.id)
-                self._continued_with.forget(live.run.id)
+                self.spawns.forget(live.run.id)
+                self.continued_with.forget(live.run.id)
             raise
 
     def renew(self, live: Live) -> None:
         """Save what was saved once of a run, because it is another now."""
         try:
-            self._spawns.save(live)
+            self.spawns.save(live)
         except OSError as error:
-            self._store.trouble(f"what run {live.run.id} is started with cannot be saved: {error}")
-        self._store.write_soon(
+            self.store.trouble(f"what run {live.run.id} is started with cannot be saved: {error}")
+        self.store.write_soon(
             {f"{RUN}{live.run.id}": origin_of(live), f"{NOW}{live.run.id}": progress_of(live)}
         )
 
     def save(self, runs: Iterable[Live], position: Position | None = None) -> None:
         """Save these runs, and with `position` where their meters are."""
-        self._store.write_soon(self._changes(runs, position))
+        self.store.write_soon(self._changes(runs, position))
 
     def is_saved(self, run: RunId) -> bool:
         """Whether the newest snapshot of a run could be written."""
-        return f"{NOW}{run}" not in self._store.unwritten
+        return f"{NOW}{run}" not in self.store.unwritten
 
     def save_all(self, runs: Iterable[Live], position: Position) -> None:
         """Save all live runs as they are at this moment. Raises `OSError`."""
-        self._store.write(self._changes(runs, position))
+        self.store.write(self._changes(runs, position))
 
     def _changes(self, runs: Iterable[Live], position: Position | None = None) -> Changes:
-        items, unwritten, changes = self._store.items, self._store.unwritten, Changes()
+        items, unwritten, changes = self.store.items, self.store.unwritten, Changes()
         for live in runs:
             run = live.run.id
             if f"{RUN}{run}" not in items:

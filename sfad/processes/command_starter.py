@@ -6,6 +6,7 @@ import os
 import signal
 from time import monotonic, sleep
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from ..host.faults import crash_point
@@ -33,22 +34,14 @@ _HINTS = {
 """What the system's message does not say."""
 
 
-class CommandStarter:
+class CommandStarter(Struct):
     """Starts commands. `nofile` is their soft RLIMIT_NOFILE."""
 
-    def __init__(
-        self,
-        creator: ProcessCreator,
-        containment: RunContainment,
-        mains: Mains,
-        orphans: Orphans,
-        nofile: int,
-    ) -> None:
-        self._creator = creator
-        self._containment = containment
-        self._mains = mains
-        self._orphans = orphans
-        self._nofile = nofile
+    creator: ProcessCreator
+    containment: RunContainment
+    mains: Mains
+    orphans: Orphans
+    nofile: int
 
     def start(self, run: LaunchedRun, spec: LaunchSpec, remember: Remember) -> None:
         """Start one attempt. Raises `LaunchError` if there is no process; a later failure is
@@ -97,7 +90,7 @@ class CommandStarter:
         name = spec.argv[0] if spec.argv else b""
         opened: list[int] = []
         try:
-            door = self._containment.make(run)
+            door = self.containment.make(run)
             if door.cgroup is not None:
                 opened.append(door.cgroup)
             report, far_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -105,14 +98,14 @@ class CommandStarter:
             env = [item for item in spec.env if not item.startswith(_COOKIE_IS)]
             env.append(_COOKIE_IS + run.cookie)
             try:
-                child = self._creator.create(
+                child = self.creator.create(
                     spec,
                     files,
                     env if spec.sandbox is None else sealed(env),
                     door=door,
                     report=far_end,
                     gate=gate,
-                    nofile=self._nofile,
+                    nofile=self.nofile,
                     cpus=run.bound_to,
                 )
             except BaseException:
@@ -140,10 +133,10 @@ class CommandStarter:
             clone_block=clone_block,
         )
         try:
-            self._mains.own(run, main)
+            self.mains.own(run, main)
         except OSError as error:
             os.kill(pid, signal.SIGKILL)  # an unreaped child of ours: no other process has its pid
-            self._orphans.notice()
+            self.orphans.notice()
             raise LaunchError(error.errno or errno.EIO, "cannot watch", name) from error
         return main
 

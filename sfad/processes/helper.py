@@ -25,17 +25,13 @@ ANSWER = b"sfad: "
 
 def python_words(module: str, function: str) -> list[bytes]:
     """Return the command that calls a function of a module with the words after it."""
-    words = [
-        sys.executable,
-        "-I",
-        "-S",
-        "-X",
-        "utf8",
-        "-c",
-        _START.format(module, function),
-        _PACKAGES,
-    ]
-    return [os.fsencode(word) for word in words]
+    return [os.fsencode(word) for word in bare(_START.format(module, function))]
+
+
+def bare(code: str) -> list[str]:
+    """Return the command of a bare interpreter that executes code, whose first word says where
+    packages are."""
+    return [sys.executable, "-I", "-S", "-X", "utf8", "-c", code, _PACKAGES]
 
 
 def unwind_at_signals() -> None:

@@ -11,6 +11,7 @@ from signal import SIGKILL
 from typing import Literal
 
 import trio
+from msgspec import Struct
 from msgspec.structs import replace
 
 from ..core.events import Emptied, Frozen, MainExited, Surveyed
@@ -106,16 +107,13 @@ def _report_again(error: LaunchError) -> int:
 # ---- The processes and memory of runs, from one pass over the machine
 
 
-class Footprints:
+class Footprints(Struct):
     """Counts the processes and the memory of runs. What cannot be told now is left out of an
     answer."""
 
-    def __init__(
-        self, runs: LaunchedRuns, containment: RunContainment, complaints: Complaints
-    ) -> None:
-        self._runs = runs
-        self._containment = containment
-        self._complaints = complaints
+    runs: LaunchedRuns
+    containment: RunContainment
+    complaints: Complaints
 
     def of(self, runs: Iterable[RunId], *, cpu: bool) -> dict[RunId, Footprint]:
         """See `Launcher.footprints`."""
@@ -133,7 +131,7 @@ class Footprints:
                 for run_id, pids in self._pids(asked).items()
             }
         except OSError as error:
-            self._complaints.failed(error)
+            self.complaints.failed(error)
             return {}
 
     def amounts(self, kind: str, exact_from: Mapping[RunId, float]) -> dict[RunId, int]:
@@ -147,25 +145,25 @@ class Footprints:
             told = {
                 run_id: figure
                 for run_id, run in asked.items()
-                if (figure := self._containment.limits.used(run, kind)) is not None
+                if (figure := self.containment.limits.used(run, kind)) is not None
             }
             pids = self._pids({run_id: run for run_id, run in asked.items() if run_id not in told})
             return told | {
                 run_id: _amount(kind, found, exact_from[run_id]) for run_id, found in pids.items()
             }
         except OSError as error:
-            self._complaints.failed(error)
+            self.complaints.failed(error)
             return {}
 
     def _launched(self, runs: Iterable[RunId]) -> dict[RunId, LaunchedRun]:
-        return {run_id: run for run_id in runs if (run := self._runs.get(run_id))}
+        return {run_id: run for run_id in runs if (run := self.runs.get(run_id))}
 
     def _memory(self, run: LaunchedRun, pids: Iterable[int], resident: Callable[[int], int]) -> int:
-        charged = self._containment.limits.used(run, "memory")
+        charged = self.containment.limits.used(run, "memory")
         return charged if charged is not None else sum(map(resident, pids))
 
     def _cpu(self, run: LaunchedRun, pids: Iterable[int], burnt: Callable[[int], float]) -> float:
-        counted = self._containment.limits.cpu_seconds(run)
+        counted = self.containment.limits.cpu_seconds(run)
         return counted if counted is not None else sum(map(burnt, pids))
 
     def _pids(self, asked: Mapping[RunId, LaunchedRun]) -> dict[RunId, list[int]]:
@@ -176,8 +174,8 @@ class Footprints:
             for run in asked.values()
             if not any(above in everyone for above in run.upwards() if above is not run)
         ]
-        for pid, run_id in self._containment.members(*tops) if tops else ():
-            for above in self._runs[run_id].upwards():
+        for pid, run_id in self.containment.members(*tops) if tops else ():
+            for above in self.runs[run_id].upwards():
                 if above.id in found:
                     found[above.id].append(pid)
         return found

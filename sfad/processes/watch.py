@@ -13,6 +13,7 @@ from functools import partial
 from time import monotonic, sleep
 
 import trio
+from msgspec import Struct
 
 from ..core.events import Emptied, Event, Frozen, LaunchFailed, LaunchSucceeded, MainExited
 from ..host.faults import crash_point
@@ -410,26 +411,19 @@ class Complaints:
 # That order puts every `MainExited` before the `Emptied` of the run and of its ancestors.
 
 
-class OwedEvents:
+class OwedEvents(Struct):
     """Reports that a run is empty or stands still. `populated` asks the containment whether
     anything lives in a run."""
 
-    def __init__(
-        self,
-        emitter: Emitter,
-        complaints: Complaints,
-        reactor: Reactor,
-        populated: Callable[[LaunchedRun, int | None], bool],
-    ) -> None:
-        self._emitter = emitter
-        self._complaints = complaints
-        self._reactor = reactor
-        self._populated = populated
+    emitter: Emitter
+    complaints: Complaints
+    reactor: Reactor
+    populated: Callable[[LaunchedRun, int | None], bool]
 
     def owe_emptied(self, run: LaunchedRun, number: int) -> None:
         """From now on report when the run, which gets this signal, is empty; it may be already."""
         run.begin_stop(number)
-        self._reactor.soon(self.report_if_empty, run)
+        self.reactor.soon(self.report_if_empty, run)
 
     def report_if_empty(self, run: LaunchedRun) -> None:
         """Look whether the run and its ancestors are empty, because something has gone that may
@@ -439,11 +433,11 @@ class OwedEvents:
             while above is not None:
                 if above.emptying and self._empty(above):
                     above.emptying, above.emptied = False, True
-                    self._emitter.emit(Emptied, above.id)
+                    self.emitter.emit(Emptied, above.id)
                 above = above.parent
         except Exception as error:  # noqa: BLE001 - a bug in what is done for one run must not end the others
-            self._complaints.failed(error)
-            self._reactor.later(self.report_if_empty, run)
+            self.complaints.failed(error)
+            self.reactor.later(self.report_if_empty, run)
 
     def known_empty(self, run: LaunchedRun, poll: int | None) -> bool:
         """Return whether the run is known to be empty. If that cannot be told it is stopped, and
@@ -451,22 +445,22 @@ class OwedEvents:
         try:
             return self._empty(run, poll)
         except Exception as error:  # noqa: BLE001 - any failure means that it cannot be told
-            self._complaints.failed(error)
+            self.complaints.failed(error)
             return False
 
     def _empty(self, run: LaunchedRun, poll: int | None = None) -> bool:
         if run.main is not None or run.in_program or (run.children and run.has_main()):
             return False
         try:
-            return not self._populated(run, poll)
+            return not self.populated(run, poll)
         except OSError:
-            return not with_reserve(self._populated, run, poll)
+            return not with_reserve(self.populated, run, poll)
 
     def report_frozen(self, run: LaunchedRun) -> None:
         """Report `Frozen`, if it is owed."""
         if run.freezing:
             run.freezing = False
-            self._emitter.emit(Frozen, run.id)
+            self.emitter.emit(Frozen, run.id)
 
 
 # ---- Main processes: what their trampolines report, and how they end
@@ -482,16 +476,13 @@ _EXECUTES_WITHIN, _LOOK_EVERY = 0.05, 0.0001
 looks."""
 
 
-class Mains:
+class Mains(Struct):
     """Owns the main process of each run, from its start or adoption until it is reaped."""
 
-    def __init__(
-        self, reactor: Reactor, orphans: Orphans, emitter: Emitter, owed: OwedEvents
-    ) -> None:
-        self._reactor = reactor
-        self._orphans = orphans
-        self._emitter = emitter
-        self._owed = owed
+    reactor: Reactor
+    orphans: Orphans
+    emitter: Emitter
+    owed: OwedEvents
 
     def own(self, run: LaunchedRun, main: MainProcess) -> None:
         """Open the process's pidfd, read its report and reap it. Raises `OSError`; then its
@@ -501,15 +492,15 @@ class Mains:
             if main.pidfd < 0:
                 main.pidfd = os.pidfd_open(main.pid)
             if main.report is not None:
-                self._reactor.add(main.report, partial(self._read_report, run, main), ONCE)
+                self.reactor.add(main.report, partial(self._read_report, run, main), ONCE)
             # of another process's child the pidfd stays open: see `_find_status`
             events = ONCE if main.ours else select.EPOLLIN
-            self._reactor.add(main.pidfd, partial(self._reap, run, main), events)
+            self.reactor.add(main.pidfd, partial(self._reap, run, main), events)
         except OSError:
             self.disown(run)
             raise
         if main.ours:
-            self._orphans.owned[main.pid] = run.id
+            self.orphans.owned[main.pid] = run.id
 
     def disown(self, run: LaunchedRun) -> None:
         """Close the descriptors of a main process, and leave it to the reaper of orphans."""
@@ -518,21 +509,21 @@ class Mains:
             return
         for fd in (main.report, main.pidfd):
             if fd is not None and fd >= 0:
-                self._reactor.discard(fd)
+                self.reactor.discard(fd)
                 os.close(fd)
         main.report, main.pidfd = None, -1
         if main.ours:
-            self._orphans.owned.pop(main.pid, None)
+            self.orphans.owned.pop(main.pid, None)
 
     def fail_soon(self, run: LaunchedRun, error: LaunchError) -> None:
         """Report that a launch has failed without a main process."""
         run.launch_error = error
-        self._reactor.soon(self._fail, run, error)
+        self.reactor.soon(self._fail, run, error)
 
     def _fail(self, run: LaunchedRun, error: LaunchError) -> None:
         run.launch_error = None
-        self._emitter.emit(LaunchFailed, run.id, error.errno, error.text, error.kind, error.about)
-        self._owed.report_if_empty(run)
+        self.emitter.emit(LaunchFailed, run.id, error.errno, error.text, error.kind, error.about)
+        self.owed.report_if_empty(run)
 
     def _read_report(self, run: LaunchedRun, main: MainProcess) -> None:
         if main.report is None:
@@ -541,7 +532,7 @@ class Mains:
             content = os.read(main.report, REPORT.size)
         except BlockingIOError:
             return
-        self._reactor.discard(main.report)
+        self.reactor.discard(main.report)
         os.close(main.report)
         main.report = None
         _free(main)
@@ -551,7 +542,7 @@ class Mains:
             # reported to the loop when the trampoline is reaped
             main.failure = reported(content, main.name, main.cwd)
         else:
-            self._emitter.emit(LaunchSucceeded, run.id, main.pid)
+            self.emitter.emit(LaunchSucceeded, run.id, main.pid)
 
     def _reap(self, run: LaunchedRun, main: MainProcess) -> None:
         if main.report is not None:
@@ -565,7 +556,7 @@ class Mains:
             crash_point("reaped")
             exited = result.si_code == os.CLD_EXITED
             status = (result.si_status, None) if exited else (None, result.si_status)
-            self._ended(run, main, *status, poll=self._reactor.polls)
+            self._ended(run, main, *status, poll=self.reactor.polls)
         elif ended(main.pidfd):
             # a process that traces it keeps the zombie, perhaps for ever; the orphans' reaper takes
             # it when the tracer lets go
@@ -586,9 +577,9 @@ class Mains:
             self._ended(run, main, None, None)
         elif main.exit_seen is None:
             main.exit_seen = monotonic()
-            self._reactor.discard(main.pidfd)
+            self.reactor.discard(main.pidfd)
             # EPOLLHUP, always reported: it was reaped
-            self._reactor.add(main.pidfd, lambda: self._reap(run, main), 0)
+            self.reactor.add(main.pidfd, lambda: self._reap(run, main), 0)
             self._look_again(run, main)
 
     def _look_again(self, run: LaunchedRun, main: MainProcess) -> None:
@@ -597,7 +588,7 @@ class Mains:
         if run.main is main:
             self._find_status(run, main)
         if run.main is main:
-            self._reactor.later(self._look_again, run, main)
+            self.reactor.later(self._look_again, run, main)
 
     def _ended(
         self,
@@ -614,10 +605,10 @@ class Mains:
         if main.failure:
             self._fail(run, main.failure)
             return
-        run.emptied = self._owed.known_empty(run, poll)
-        self._emitter.emit(MainExited, run.id, code, number, run.emptied)
+        run.emptied = self.owed.known_empty(run, poll)
+        self.emitter.emit(MainExited, run.id, code, number, run.emptied)
         if run.emptying or run.parent is not None:
-            self._owed.report_if_empty(run)
+            self.owed.report_if_empty(run)
 
 
 def _free(main: MainProcess) -> None:

@@ -23,7 +23,8 @@ from sfad.features.fleet.messages import FleetNode, FleetState
 from sfad.features.hooks.messages import HookTested
 from sfad.protocol import messages as m
 from sfad.protocol.requests.base import Reply
-from sfad.protocol.requests.daemon import AgentInfo, HookState, OnEndState, Setting
+from sfad.protocol.requests.daemon import HookState, OnEndState, Setting
+from sfad.protocol.requests.starting import AgentInfo
 from sfad.protocol.requests.summary import Summary
 from sfad.protocol.requests.windows import SubscriptionInfo
 from sfad.protocol.types import (

@@ -86,7 +86,7 @@ def test_what_verbs_print_is_valid(start: Any) -> None:
     told("send", long, "hello")
     told("pause", long)
     told("resume", long)
-    told("limit", long, "time=60s")
+    told("limit", long, "time=1h")
     told("report", long, "--input-tokens", "5", "--output-tokens", "5")
     reserved = told(
         "reserve", long, "--model", "claude-sonnet-4-5", "--input-tokens", "5",

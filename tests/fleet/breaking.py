@@ -319,7 +319,8 @@ def broken(
     with FAULTS[what](nodes):
         time.sleep(min(SOON, seconds / 2))
         found["n3 lacks"] = lacks(n1).get("n3")
-        during.ask()
+        for _ in range(3):
+            during.ask()
         names.append(late.spawn(n1, "--on", "n3"))
         during.call("stop", names[1])
         while (left := began + seconds - time.monotonic()) > SOON:

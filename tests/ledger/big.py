@@ -9,8 +9,8 @@ from pathlib import Path
 
 from sfad.core.state.run import run_id
 from sfad.protocol.types import Event, Status
-from sfad.storage.ledger.rows import RUN_COLUMNS, RunExtra, event_op, insert_op, statements
-from sfad.storage.ledger.schema import migrate
+from sfad.storage.ledger.rows import RunExtra, event_op, insert_op, statements
+from sfad.storage.ledger.schema import RUN_COLUMNS, migrate
 
 from . import samples
 

@@ -38,7 +38,6 @@ from sfad.protocol.types import (
 from sfad.storage.ledger import Ledger, OpenedLedger, RunExtra, schema, writer
 from sfad.storage.ledger.queries import Page, Reader
 from sfad.storage.ledger.rows import (
-    RUN_COLUMNS,
     call_op,
     event_of,
     event_op,
@@ -352,7 +351,7 @@ async def test_only_the_owner_can_read_the_files(tmp_path: Path) -> None:
 
 
 async def test_the_environment_has_no_column() -> None:
-    assert not [name for name in RUN_COLUMNS if "env" in name]
+    assert not [name for name in schema.RUN_COLUMNS if "env" in name]
 
 
 async def test_a_burst_shares_transactions_and_answers_each_client_once(tmp_path: Path) -> None:

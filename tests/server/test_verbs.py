@@ -12,7 +12,7 @@ from sfad.protocol import messages as m
 from tests.all_messages import REQUESTS, is_of_feature
 from tests.together import together
 
-ELSEWHERE: set[type[m.Request]] = {m.OverFleet, m.AdmitCall, m.EndCall, m.SeeWindows}
+ELSEWHERE: set[type[m.Request]] = {m.AdmitCall, m.EndCall, m.SeeWindows}
 """The heart knows these, and a feature answers them."""
 OF_HEART = [kind for kind in REQUESTS if not is_of_feature(kind) and kind not in ELSEWHERE]
 

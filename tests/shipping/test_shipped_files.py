@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from sfad.durable.maintenance import Old
 from sfad.features.fleet.files.kept import (
     MOST_UNCLAIMED,
     STAYS_FREE,
@@ -133,14 +134,14 @@ def removed(
     **given: Iterable[str],
 ) -> int:
     known = {"live": (), "named": ()} | {name: tuple(each) for name, each in given.items()}
-    return files.remove_old(
+    old = Old(
         cutoff,
-        ends=lambda runs: {run: ends[run] for run in runs if run in ends},
-        live=known["live"],
-        named=known["named"],
-        now=time.time(),
-        between=lambda: None,
+        lambda runs: {run: ends[run] for run in runs if run in ends},
+        known["live"],
+        time.time(),
+        lambda: None,
     )
+    return files.remove_old(old, known["named"])
 
 
 def aged(copy: Path) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sfad.install import CLIENT_PLACEHOLDER, PLACEHOLDER, InstallError, render, templates
+from sfad.installing.service import CLIENT_PLACEHOLDER, PLACEHOLDER, InstallError, render, templates
 from tests.template import run_forked
 
 TOP = Path(__file__).parents[2] / "systemd"

@@ -183,15 +183,7 @@ class LimitRequests(Struct, frozen=True):
             self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, message)
             return False
         if run.remote is not None:
-            where = (
-                f"{run.remote.node}/{run.remote.id}"
-                if run.remote.id
-                else "there, once it has started"
-            )
-            message = (
-                f"run {run.id} has its limits on the node where it executes: "
-                f"sfactl limit --fleet {where}"
-            )
+            message = self._ctx.elsewhere.limits_of(run)
             self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, message)
             return False
         looser = next(

@@ -55,7 +55,6 @@ class ReasonKind(Word):
     SUSPENDED = "suspended"
     INTERRUPT = "interrupt"
     LEASE = "lease"
-    FLEET = "fleet"
     CHECK = "check"
     SETUP = "setup"
 

@@ -15,7 +15,6 @@ from ...host import systemd
 from ...host.linux.descriptors import Descriptors
 from ...host.tasks import Background, keep_serving
 from ...processes.contained_commands import ContainedCommands
-from ...processes.launcher import RunProcesses
 from ...protocol.known import AGENTS
 from ...protocol.messages import Change
 from ...protocol.texts.units import counted
@@ -47,78 +46,94 @@ class Runtime:
         read_config: ReadConfig, began: float | None = None,
     ) -> None:  # fmt: skip
         """`began`: when the daemon was started, if it was re-executed since."""
-        queue, log, ledger = EventQueue(), resources.log, resources.ledger
-        self.resources, self.feed, launcher = resources, queue.feed, resources.launcher
-        self.in_force, config = InForce(loaded, read_config), loaded.config
+        queue, self.resources = EventQueue(), resources
+        self.feed, self.in_force = queue.feed, InForce(loaded, read_config)
         self.began = trio.current_time() if began is None else began
         self._renewed = began is not None
         policy = policy_of(loaded, everyone=resources.everyone)
         self.machine = new_machine(FEATURES, policy, resources)
         self.descriptors, self.pidfds = Descriptors(resources.rounds), StoredPidfds()
-        self.background, self.watchers = Background(log.internal_error), Watchers()
-        self.commands = ContainedCommands(launcher)
-        self.status_text = StatusText(self._describe)
+        self.background = Background(resources.log.internal_error)
+        self.connections: Callable[[], int] = lambda: 0
+        """Returns how many clients are connected. The server sets it."""
+        self._know_runs()
+        self._load_features()
+        loop = self._carry_out(shut_down)
+        queue.begin(loop.handle)
+        resources.early_events.together = Together(
+            queue, resources.ledger, resources.log.internal_error
+        )
+
+    def _know_runs(self) -> None:
+        """Make what knows of runs, and tells of them."""
+        resources, config = self.resources, self.in_force.config
+        records, launcher = resources.ledger.records, resources.launcher
         resources.spool.begin(os.path.realpath(resources.state_dir))
         self.catalogue = RunCatalogue(
-            ledger.records, resources.spool.earlier.keys(), resources.output.forget, self.machine
+            records, resources.spool.earlier.keys(), resources.output.forget, self.machine
         )
         live = self.catalogue.live
-        self.calls = CallList(ledger.records, live, self.machine)
+        self.calls = CallList(records, live, self.machine)
+        self.watchers, self.status_text = Watchers(), StatusText(self._describe)
         self.announcer = Announcer(resources, self.catalogue, self.watchers, self.status_text)
         self.metering = Metering(
             feed=self.feed, publish=self.announcer.tell_of_run, milestone=self._reached,
-            trouble=log.warning, output=resources.output, launcher=launcher, prices=config.prices,
-            nearing=nearing(config), lives=live, led=lambda process: self.leading.leads(process),
+            trouble=resources.log.warning, output=resources.output, launcher=launcher,
+            prices=config.prices, nearing=nearing(config), lives=live,
+            led=lambda process: self.leading.leads(process),
         )  # fmt: skip
         self.catalogue.heard = self.metering.silence.heard
         self.requests = PendingRequests(
             self.feed, self.catalogue, self.descriptors, resources.counts
         )
         self.storage = StorageWatch(resources, self.catalogue, self.metering, self.announcer)
-        self.server_watch = ServerWatch(live, launcher, self.feed)
         self.run_feed = RunFeed(self.catalogue, launcher, resources.timers)
-        self.connections: Callable[[], int] = lambda: 0
-        """Returns how many clients are connected. The server sets it."""
-        processes: dict[RunId, RunProcesses] = {}
-        heart = Heart(
-            resources, self.machine, self.catalogue, self.announcer, self.storage, self.background,
-            self.feed, lambda: self.in_force.config, lambda: self.in_force.files, self.began,
-            lambda: self.connections(), self.commands, self.metering,
+
+    def _load_features(self) -> None:
+        self.commands = ContainedCommands(self.resources.launcher)
+        self.heart = Heart(
+            self.resources, self.machine, self.catalogue, self.announcer, self.storage,
+            self.background, self.feed, self.in_force, self.began, lambda: self.connections(),
+            self.commands, self.metering, self.requests,
+            lambda *call: self.saver.record_call(*call),
             lambda: self.launcher_events.call_settled(),
-            lambda *asked: self.starting.prepare_here(*asked), processes, lambda: self.parts,
+            lambda *asked: self.starting.prepare_here(*asked), {}, lambda: self.parts,
         )  # fmt: skip
-        self.parts = Parts(FEATURES, heart)
+        self.parts = Parts(FEATURES, self.heart)
         self.leading = self.parts.leading()
+
+    def _carry_out(self, shut_down: Callable[[], None]) -> CoreLoop:
+        """Return what carries out the machine's commands."""
+        resources, parts = self.resources, self.parts
         self.upkeep = Upkeep(
-            config, ledger, resources.output, log, live, self.parts.kept, self._ledger_damaged
-        )
+            self.in_force.config, resources.ledger, resources.output, resources.log,
+            self.catalogue.live, parts.kept, self._ledger_damaged,
+        )  # fmt: skip
+        self.server_watch = ServerWatch(self.catalogue.live, resources.launcher, self.feed)
         self.launcher_events = LauncherEvents(
             self.machine.tree, resources.timers, self.metering, self.pidfds, self.background,
-            self.feed, self.commands, self.leading, self.server_watch, self.parts,
+            self.feed, self.commands, self.leading, self.server_watch, parts,
         )  # fmt: skip
         self.saver = Saver(
-            resources, self.catalogue, self.watchers, self.metering, self.storage,
-            self.feed, self.run_feed, self.parts,
+            resources, self.catalogue, self.watchers, self.metering, self.storage, self.feed,
+            self.run_feed, parts,
         )  # fmt: skip
-        ledger.report_to(self.saver)
+        resources.ledger.report_to(self.saver)
         self.starting = Starting(
-            self.catalogue, self.leading, self.server_watch, self.parts,
-            lambda: self.in_force.agents, lambda: self.in_force.config.service.continue_lost,
-        )  # fmt: skip
+            self.catalogue, self.leading, self.server_watch, parts, self.in_force
+        )
         launching = Launching(
             resources, self.catalogue, self.metering, self.descriptors, self.feed,
-            self.launcher_events.arm, self.leading, self.parts,
+            self.launcher_events.arm, self.leading, parts,
         )  # fmt: skip
         self.succession = Succession(
-            heart, self.parts, self.leading, launching, self.launcher_events
+            self.heart, parts, self.leading, launching, self.launcher_events
         )
-        loop = CoreLoop(
-            self.machine, resources, self.catalogue, self.requests, self.announcer, self.parts,
+        return CoreLoop(
+            self.machine, resources, self.catalogue, self.requests, self.announcer, parts,
             self.metering, self.saver, launching, self.launcher_events, self.background,
-            self.upkeep.archive, processes, shut_down,
+            self.upkeep.archive, self.heart.processes, shut_down,
         )  # fmt: skip
-        queue.begin(loop.handle)
-        resources.early_events.together = Together(queue, ledger, log.internal_error)
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run the launcher, timers and everything else that goes on by itself, until cancelled."""

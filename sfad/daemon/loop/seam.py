@@ -42,7 +42,7 @@ from ...protocol.errors import bad_request, unavailable
 from ...protocol.requests.base import Reply, Request
 from ...protocol.requests.starting import OF_FEATURES, Spawn
 from ...protocol.requests.windows import SharedWindows
-from ...protocol.types import Isolation, RunId, RunInfo
+from ...protocol.types import CallInfo, Isolation, RunId, RunInfo
 from ...runs.catalogue import RunCatalogue
 from ...runs.live import Live
 from ...runs.live import Parts as DecidedParts
@@ -51,6 +51,8 @@ from ...storage.ledger import OpenedLedger
 from ...usage.metering import Metering
 from .announcing import Announcer
 from .leading import MISSING, Leading
+from .pending_requests import PendingRequests
+from .policy import InForce
 from .resources import Resources
 from .storage_watch import StorageWatch
 
@@ -69,10 +71,8 @@ class Heart(Struct, frozen=True):
     background: Background
     feed: e.Feed
     """Tells the core of an event, as `LimitsLearnt`."""
-    config: Callable[[], Configuration]
-    """Returns the config that is in force."""
-    config_files: Callable[[], Sequence[Path]]
-    """Returns the files that it comes from."""
+    in_force: InForce
+    """The config."""
     began: float
     """When the daemon was started, on trio's clock."""
     connections: Callable[[], int]
@@ -80,6 +80,10 @@ class Heart(Struct, frozen=True):
     commands: ContainedCommands
     """Executes commands that are not runs."""
     metering: Metering
+    requests: PendingRequests
+    """Asks the core, and waits for its answer."""
+    record_call: Callable[[CallInfo, tuple[RunId, ...]], object]
+    """Records a model call of the last run of a lineage."""
     call_settled: Callable[[], object]
     """Lets the ends of runs go on that have waited for what their model calls have used."""
     prepare: Callable[[Spawn, Peer, Credentials | None], Awaitable[tuple[Prepared, Surroundings]]]
@@ -94,7 +98,7 @@ class Heart(Struct, frozen=True):
 
     def section(self, key: str, kind: type[T]) -> T:
         """Return a section of the config that is in force."""
-        return self.config().section(key, kind)
+        return self.in_force.config.section(key, kind)
 
 
 class Carrier(Protocol):
@@ -135,9 +139,6 @@ Answer = Callable[[Any, Any], Any]
 and the request."""
 
 
-_ALONE = "this daemon is in no fleet"
-
-
 class Keeper:
     """The machine that the others ask where something is shared by all, as far as it is known. This
     one is that of a daemon that shares nothing; what knows others has its own."""
@@ -153,17 +154,19 @@ class Keeper:
     trouble: str | None = None
     """Why it has not answered."""
 
-    def __init__(self) -> None:
+    def __init__(self, alone: str) -> None:
+        self.alone = alone
+        """What is said to those who need another machine."""
         self.known = trio.Event()
         """Which machine it is, is known."""
 
     def check_here(self) -> str:
         """Return this machine, which is the keeper. Raise `RequestError` if it is not."""
-        raise unavailable(_ALONE)
+        raise unavailable(self.alone)
 
     async def ask(self, _request: Request) -> Reply:
         """Ask it something. Raise `OSError`."""
-        raise OSError(_ALONE)
+        raise OSError(self.alone)
 
 
 class Machines(Struct, frozen=True):
@@ -291,6 +294,8 @@ class Parts:
         self._carrier: Carrier | None = None
         self._placer = next((name for name, each in features.items() if each.elsewhere), None)
         """Which has runs executed on other machines."""
+        self.alone = features[self._placer].alone if self._placer else MISSING.format("placing")
+        """What is said to those who need another machine where none is known."""
         self._leader = next((name for name, each in features.items() if each.leads), None)
         """Which leads runs to their models."""
         self.changed: list[Callable[[Collection[Run]], object]] = []
@@ -318,7 +323,7 @@ class Parts:
 
     def follow(self) -> None:
         """Load the parts that the config or the spool calls for."""
-        config = self._heart.config()
+        config = self._heart.in_force.config
         self.version += 1
         self._of_all = {
             name
@@ -444,9 +449,9 @@ class Parts:
     def keeper(self) -> Keeper:
         """Return what is known of the keeper."""
         sections = self._features[self._placer].sections if self._placer is not None else ()
-        is_set = any(map(self._heart.config().is_set, sections))
+        is_set = any(map(self._heart.in_force.config.is_set, sections))
         machines = self._machines() if is_set else None
-        return machines.keeper if machines is not None else Keeper()
+        return machines.keeper if machines is not None else Keeper(self.alone)
 
     def kept(self) -> list[Kept]:
         """Return what deletes what features keep of ended runs."""

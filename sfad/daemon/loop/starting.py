@@ -6,13 +6,12 @@ the order in which the requests came.
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec import msgpack
 from msgspec.structs import replace
 
-from ...agents.registered import Registered
 from ...core.state.access import Peer
 from ...processes.credentials import Credentials
 from ...protocol.errors import wrong_state
@@ -33,6 +32,7 @@ from ...start.steps import (
 )
 from .leading import Leading
 from .own_servers import ServerWatch, keep_alone
+from .policy import InForce
 from .seam import Parts
 
 _Asked = tuple[Peer, bytes]
@@ -54,14 +54,11 @@ class Starting:
         leading: Leading,
         servers: ServerWatch,
         parts: Parts,
-        agents: Callable[[], Mapping[str, Registered]],
-        continue_lost: Callable[[], bool],
+        in_force: InForce,
     ) -> None:
-        """`agents`, `continue_lost`: what the config says now."""
         self._catalogue = catalogue
         self.leading = leading
-        self._agents = agents
-        self._continue_lost = continue_lost
+        self._in_force, self._agents = in_force, lambda: in_force.agents
         self._parts = parts
         self._known: dict[_Asked | None, tuple[object, Prepared | None]] = {}
         last = keep_channel, self._keep_for_recall, self._note_if_continued
@@ -171,7 +168,7 @@ class Starting:
         """Note whether a run is continued if the daemon or the machine ends it. A run below another
         is left to that one, which knows of its end."""
         p.continued_if_lost = (
-            self._continue_lost()
+            self._in_force.config.service.continue_lost
             and around.session is None
             and around.peer.run is None
             and p.output.stdio == "files"

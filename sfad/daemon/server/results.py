@@ -21,8 +21,8 @@ from ...storage.ledger.database import open_reader
 from ...storage.ledger.queries import Reader
 from ...storage.output.files import OutputFiles, Replaced
 
-# ---- The result of a run, from the output that it left: in the daemon, and in `sfad.history`
-# without one
+# ---- The result of a run, from the output that it left: in the daemon, and in
+# `sfad.daemon.history` without one
 
 
 MAX_RESULT = 1024 * 1024

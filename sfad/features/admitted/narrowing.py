@@ -7,6 +7,7 @@ from ...core import events as e
 from ...core.machine import Machine
 from ...core.state.access import Peer
 from ...core.state.money import to_usd
+from ...daemon.loop.pending_requests import PendingRequests
 from ...daemon.server.asker import Asker
 from ...protocol.errors import bad_request
 from ...protocol.kinds import COSTS
@@ -19,8 +20,8 @@ SOURCE = "a block of its program"
 
 
 class Narrowing:
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
+    def __init__(self, machine: Machine, requests: PendingRequests) -> None:
+        self._machine, self._requests = machine, requests
         self._before: dict[RunId, list[list[Limit]]] = {}
         """What limits were before each block within which a run is now, the outermost first. What
         an earlier daemon has narrowed is not in it."""
@@ -41,7 +42,7 @@ class Narrowing:
 
         # its program may not raise limits, but have back what it had
         owner = Peer(uid=live.uid, user=live.run.user)
-        asker.runtime.requests.ask(
+        self._requests.ask(
             answered, lambda token, now: e.LimitRequested(now, token, owner, run, tuple(found))
         )
 

@@ -21,7 +21,7 @@ _BY_PROCESS = (LimitKind.MEMORY, LimitKind.PIDS, LimitKind.CPU, LimitKind.OUTPUT
 
 
 def part(heart: Heart) -> Part:
-    programs, narrowing = heart.parts().carrier(), Narrowing(heart.machine)
+    programs, narrowing = heart.parts().carrier(), Narrowing(heart.machine, heart.requests)
     assert isinstance(programs, Programs)
     own = programs.own
 

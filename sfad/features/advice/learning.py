@@ -23,7 +23,8 @@ from ...protocol.paths import LEDGER
 from ...protocol.texts.units import counted
 from ...protocol.types import ENDED, LimitKind, LimitState, RunInfo, Status
 from ...storage.ledger.database import LedgerError, open_reader
-from ...storage.ledger.rows import READ_COLUMNS, is_damaged, run_info
+from ...storage.ledger.rows import is_damaged, run_info
+from ...storage.ledger.schema import READ_COLUMNS
 from .messages import Advice
 
 MIN_RUNS = 20

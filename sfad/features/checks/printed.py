@@ -8,11 +8,12 @@ A command may truncate its file (`storage.output.truncated`). What it had printe
 import os
 import shutil
 import stat
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from ...core.state.run import number_or_zero
+from ...durable.maintenance import Old
 from ...protocol.texts.redaction import redacted
 from ...protocol.texts.sanitise import clean
 from ...protocol.texts.units import counted
@@ -146,28 +147,18 @@ class Printed:
         """Delete what is kept of runs, or only count it. Return the bytes. Raises `OSError`."""
         return sum(self._remove(run, dry=dry) for run in runs)
 
-    def remove_old(
-        self,
-        cutoff: float | None,
-        *,
-        ends: Callable[[Sequence[RunId]], Mapping[RunId, float | None]],
-        live: Collection[RunId],
-        now: float,
-        between: Callable[[], object],
-    ) -> str:
-        """Delete what is kept of runs that ended before `cutoff`, as `Kept` says."""
-        del now
-        if cutoff is None:
+    def remove_old(self, old: Old) -> str:
+        if old.cutoff is None:
             return ""
-        there = [run for run in self._runs() if run not in live]
-        known, count = ends(there), 0
+        there = [run for run in self._runs() if run not in old.live]
+        known, count = old.ends(there), 0
         for run in there:
             with suppress(FileNotFoundError):
                 ended = known[run] if run in known else (self._directory / run).lstat().st_mtime
-                if ended is not None and ended < cutoff:
+                if ended is not None and ended < old.cutoff:
                     self._remove(run, dry=False)
                     count += 1
-            between()
+            old.between()
         return f"deleted the output of checks of {counted(count, 'run')}" if count else ""
 
     def _runs(self) -> list[RunId]:

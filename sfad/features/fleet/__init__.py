@@ -9,9 +9,7 @@
 `ray`       what knows Ray: that process, the actor, and what keeps Ray alive
 `keeper`    finds out which node is the keeper, asks it for other features, and shares what these
             know
-`elsewhere`, `giving`, `taking` the half in the core: runs that execute on other nodes, with their
-            share of the tree and their lease; runs that other nodes have granted
-`heard`     what is told to it of these runs
+`deciding`  the half in the core
 `slots`, `quotas` quotas of trees that all nodes share: what the keeper gives, and who asks it
 `awaited`   runs of other nodes that runs here wait for
 `verbs`     answers the actor, other nodes, and `sfactl fleet`

@@ -11,7 +11,6 @@ from ...core.state.policy import DURATION
 from ...core.state.run import Run
 from ...feature import Feature, Section
 from ...host.clock import wall_clock
-from ...protocol.requests.base import OverFleet
 from ...protocol.types import FleetPlace, Ship
 from .messages import (
     AskSlots,
@@ -21,6 +20,7 @@ from .messages import (
     FleetTold,
     ForgetNode,
     GetFiles,
+    OverFleet,
     PutFiles,
     Relay,
     ServeFleet,
@@ -124,7 +124,8 @@ FEATURE = Feature(
     },
     decides={SHIP: Ship},
     notes={"remote": _notes, "lease": _notes},
-    elsewhere="elsewhere",
+    elsewhere="deciding.elsewhere",
+    alone="this daemon is in no fleet",
     install="ray.installing",
     beside="-shipped",
     part="part",

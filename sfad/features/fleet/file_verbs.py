@@ -9,10 +9,9 @@ import trio
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ...daemon.loop.seam import Answer
+from ...daemon.loop.seam import Answer, Heart
 from ...daemon.server.asker import Asker
 from ...daemon.server.peers import submitter
-from ...processes.launcher import Launcher
 from ...protocol import messages as m
 from ...protocol.errors import RequestError, bad_request, unavailable, wrong_state
 from ...protocol.requests.base import Request
@@ -33,7 +32,7 @@ output is read in several pieces."""
 class FileVerbs(Struct, frozen=True):
     _fleet: Fleet
     _shipping: Shipping
-    _launcher: Launcher
+    _heart: Heart
     _remains: Remains
     _silent: dict[str, float] = {}
     """When each node has last not answered."""
@@ -63,7 +62,7 @@ class FileVerbs(Struct, frozen=True):
         if self.answer_there(asker, request, run):
             return
         shipment = self._of(asker, run)
-        user = submitter(asker.connection, self._launcher.containment)
+        user = submitter(asker.connection, self._heart.resources.launcher.containment)
 
         async def pack() -> tuple[str, int]:
             try:
@@ -96,7 +95,7 @@ class FileVerbs(Struct, frozen=True):
 
     def _of(self, asker: Asker, run: RunInfo) -> Shipment:
         """Return what is known of the files of a run. Raise `RequestError`."""
-        if asker.runtime.catalogue.uid(run.id) != asker.peer.uid:
+        if self._heart.catalogue.uid(run.id) != asker.peer.uid:
             raise RequestError(
                 ErrorCode.NOT_PERMITTED,
                 f"run {run.id} belongs to {run.user}, who alone can fetch its files",

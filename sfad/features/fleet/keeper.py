@@ -27,7 +27,7 @@ SAVED = "keeper"
 
 class FleetKeeper(Keeper):
     def __init__(self, config: FleetConfig, fleet: Fleet, heart: Heart) -> None:
-        super().__init__()
+        super().__init__(heart.parts().alone)
         self.interval = config.lease
         self.enabled = fleet.enabled
         self.here = fleet.node

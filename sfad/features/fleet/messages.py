@@ -24,6 +24,20 @@ VERSIONS_DIFFER = "install one version of sfad on both"
 """What nodes say that refuse each other."""
 
 
+class OverFleet(Request, tag="over_fleet"):
+    """Have the requests after this one on the connection answered for all nodes of the fleet, where
+    they are about no run, and for the node of the run otherwise. Runs have the names of the fleet,
+    NODE/ID, in requests and answers. Answered by `FleetNodes`."""
+
+    repeats = 1
+
+
+class FleetNodes(Reply, tag="fleet_nodes"):
+    node: str
+    """That of the daemon."""
+    nodes: list[str]
+
+
 Missing = Literal["raylet", "actor", "daemon"]
 """What a node lacks that is not ready: its part of the Ray cluster, the actor there that passes
 messages on, or the daemon."""

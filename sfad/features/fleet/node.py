@@ -51,11 +51,11 @@ from ...protocol.requests.base import Reply, Request
 from ...protocol.types import ErrorCode, Reason, RunId, RunInfo, Ship, Status, Wanted
 from ...runs.live import Live
 from ...start.steps import CHANNELS
-from . import heard as h
+from .deciding import heard as h
+from .deciding.giving import grant_of, limits_to_send, wanted_of
 from .feature import SHIP, FleetConfig
 from .files.kept import ShipRefused
 from .files.sending import Shipping
-from .giving import grant_of, limits_to_send, wanted_of
 from .messages import FleetPush, FleetTold, RunUse, ServeFleet, Tend, Tended
 from .pace import LATE, OWED, Pace
 

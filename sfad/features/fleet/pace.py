@@ -15,6 +15,9 @@ LATELY = 5.0
 OWED = 0.25
 """Seconds for a node that has not answered the last question so far: if it lives, that answer comes
 late, and tells how slow the node is."""
+BURST, HARDLY = 1.0, 0.05
+"""Seconds, `HARDLY`, for a node that has not answered a question within the last `BURST`: one
+command asks several questions, and must not wait for each."""
 
 
 class Pace:
@@ -25,23 +28,25 @@ class Pace:
     def __init__(self) -> None:
         self._took: dict[str, float] = {}
         self._at: dict[str, float] = {}
-        self._missed: set[str] = set()
-        """Nodes that owe an answer."""
+        self._missed: dict[str, float] = {}
+        """Nodes that owe an answer, and when a burst of questions to each began."""
 
     def answered(self, node: str, seconds: float) -> None:
         """Note that an answer has taken so long."""
         self._took[node] = max(seconds, 0.8 * self._took.get(node, 0.0))
         self._at[node] = time.monotonic()
-        self._missed.discard(node)
+        self._missed.pop(node, None)
 
     def missed(self, node: str) -> None:
         """Note that an answer has not come in time."""
-        self._missed.add(node)
+        now = time.monotonic()
+        if now - self._missed.get(node, -BURST) >= BURST:
+            self._missed[node] = now
 
     def patience(self, node: str) -> float:
         """Return the seconds to wait for an answer of a node."""
-        if node in self._missed:
-            return OWED
+        if (missed := self._missed.get(node)) is not None:
+            return HARDLY if time.monotonic() - missed < BURST else OWED
         took = self._took.get(node)
         if took is None:
             return UNKNOWN

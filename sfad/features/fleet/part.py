@@ -44,7 +44,7 @@ def part(heart: Heart) -> Part:
     health = Health(fleet, nodes, process)
     verbs = FleetVerbs(config, fleet, process, keeper, granted, nodes, health, quotas, heart)
     remains = Remains(fleet, Path(resources.state_dir, "elsewhere"), shipping, resources.log)
-    of_files = FileVerbs(fleet, shipping, resources.launcher, remains)
+    of_files = FileVerbs(fleet, shipping, heart, remains)
 
     async def serve() -> None:
         async with trio.open_nursery() as nursery:

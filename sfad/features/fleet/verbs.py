@@ -14,23 +14,26 @@ from ...daemon.server.asker import Asker
 from ...daemon.server.checks import MAX_CHOSEN
 from ...host.clock import Timers, after_stamp, stamp
 from ...protocol.errors import check_most, unavailable
-from ...protocol.messages import Done, FleetNodes, OverFleet
+from ...protocol.messages import Done
 from ...protocol.requests.base import Request
 from ...protocol.types import ErrorCode, LimitKind, RunId, RunInfo
+from ...runs.catalogue import RunCatalogue
 from .answers.requests import FleetClient
+from .deciding.heard import GrantTended
 from .feature import FleetConfig
 from .health import Health
-from .heard import GrantTended
 from .keeper import FleetKeeper
 from .messages import (
     ACTOR_VERSION,
     AskSlots,
     DrainNode,
+    FleetNodes,
     FleetPush,
     FleetStatus,
     FleetTold,
     ForgetNode,
     Forgotten,
+    OverFleet,
     Relay,
     RunUse,
     ServeFleet,
@@ -183,7 +186,7 @@ class FleetVerbs(Struct, frozen=True):
             if grant is not None and grant.giver == request.giver:
                 until = after_stamp(request.echo, grant.lease) if grant.lease is not None else None
                 self._fleet.hear(run_id, GrantTended(wanted, until))
-        self._granted.tend(_Tending(asker, request))
+        self._granted.tend(_Tending(asker, request, heart.catalogue))
 
 
 class GrantedRuns:
@@ -223,9 +226,8 @@ class GrantedRuns:
 class _Tending:
     """One request that waits until there is something to tell."""
 
-    def __init__(self, asker: Asker, request: Tend) -> None:
-        self._asker = asker
-        self._request = request
+    def __init__(self, asker: Asker, request: Tend, catalogue: RunCatalogue) -> None:
+        self._asker, self._request, self._catalogue = asker, request, catalogue
         self.giver = request.giver
         self._is_wanted = asker.defer()
 
@@ -240,11 +242,11 @@ class _Tending:
         gone: list[RunId] = []
         same: list[RunId] = []
         for run_id in request.runs:
-            live = asker.runtime.catalogue.live.get(run_id)
+            live = self._catalogue.live.get(run_id)
             if live is not None and request.seen.get(run_id) == live.run.status:
                 same.append(run_id)
                 continue
-            info = asker.runtime.catalogue.info(run_id)
+            info = self._catalogue.info(run_id)
             if info is None or info.fleet is None or info.fleet.giver != request.giver:
                 gone.append(run_id)
             elif info.status != request.seen.get(run_id):
@@ -256,7 +258,7 @@ class _Tending:
                 Tended(
                     id=asker.id,
                     stamp=stamp(),
-                    runs=asker.runtime.catalogue.with_totals(rows),
+                    runs=self._catalogue.with_totals(rows),
                     gone=gone,
                     used={run_id: used for run_id in same if (used := self._used(run_id))},
                 )
@@ -265,7 +267,7 @@ class _Tending:
 
     def _used(self, run_id: RunId) -> RunUse | None:
         """Return what a live run has used; `None` if nothing is known of that."""
-        account = self._asker.runtime.catalogue.live[run_id].run.account
+        account = self._catalogue.live[run_id].run.account
         if not account.known:
             return None
         own, (tokens, cost) = account.best, map(account.spent, (LimitKind.TOKENS, LimitKind.COST))

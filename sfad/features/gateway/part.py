@@ -63,7 +63,7 @@ def part(heart: Heart) -> Part:
         return shown
 
     return Part(
-        verbs=verbs_of(gateways),
+        verbs=verbs_of(heart, gateways),
         leading=Leading(
             look=steps.read_setups,
             decide=steps.decide,

@@ -10,7 +10,7 @@ import trio
 
 from ...core import events as e
 from ...core.state.account import Silence
-from ...daemon.loop.seam import Answer
+from ...daemon.loop.seam import Answer, Heart
 from ...daemon.server.asker import Asker, withdraw_calls
 from ...daemon.server.verbs.use import once_priced
 from ...host.clock import wall_clock
@@ -34,28 +34,28 @@ from .messages import (
 )
 
 
-def verbs_of(gateways: Gateways) -> Mapping[type[Request], Answer]:
+def verbs_of(heart: Heart, gateways: Gateways) -> Mapping[type[Request], Answer]:
     return {
-        AdmitCall: partial(admit_call, gateways),
-        EndCall: end_call,
-        FindCaller: partial(find_caller, gateways),
-        RefusedEgress: refused_egress,
-        SeeWindows: see_plan,
-        ServeGateway: partial(serve_gateway, gateways),
-        SilentCall: silent_call,
-        UnaskedRequest: unasked_request,
-        WithdrawCall: withdraw_call,
+        AdmitCall: partial(admit_call, heart, gateways),
+        EndCall: partial(end_call, heart),
+        FindCaller: partial(find_caller, heart, gateways),
+        RefusedEgress: partial(refused_egress, heart),
+        SeeWindows: partial(see_plan, heart),
+        ServeGateway: partial(serve_gateway, heart, gateways),
+        SilentCall: partial(silent_call, heart),
+        UnaskedRequest: partial(unasked_request, heart),
+        WithdrawCall: partial(withdraw_call, heart),
     }
 
 
 # ---- `admit_call`: ask whether a model call may be made, and reserve what it may cost
 
 
-def admit_call(gateways: Gateways, asker: Asker, request: AdmitCall) -> None:
-    runtime, time, gateway = asker.runtime, wall_clock(), asker.peer.gateway_uid
-    live = runtime.catalogue.live.get(request.run)
+def admit_call(heart: Heart, gateways: Gateways, asker: Asker, request: AdmitCall) -> None:
+    time, gateway = wall_clock(), asker.peer.gateway_uid
+    live = heart.catalogue.live.get(request.run)
     if live is not None and not gateways.may_ask(
-        gateway, live, runtime.catalogue.live[live.run.root.id].setups, request.upstream
+        gateway, live, heart.catalogue.live[live.run.root.id].setups, request.upstream
     ):
         asker.fail(
             ErrorCode.NOT_PERMITTED,
@@ -70,13 +70,13 @@ def admit_call(gateways: Gateways, asker: Asker, request: AdmitCall) -> None:
         if asker.connection.closed:  # while the price was looked up
             asker.end()
         else:
-            runtime.requests.ask(
+            heart.requests.ask(
                 asker,
                 lambda token, now: e.CallAsked(now, token, request, price, least, time, gateway),
             )
 
     def priced() -> None:
-        ask(runtime.metering.use_pricing.price_of_call(request))
+        ask(heart.metering.use_pricing.price_of_call(request))
 
     if request.free:
         priced()
@@ -89,42 +89,40 @@ def admit_call(gateways: Gateways, asker: Asker, request: AdmitCall) -> None:
 # ---- `end_call`: count what a model call has used
 
 
-def end_call(asker: Asker, request: EndCall) -> None:
-    runtime = asker.runtime
-
+def end_call(heart: Heart, asker: Asker, request: EndCall) -> None:
     def count() -> None:
-        found = runtime.machine.reservation(request.reservation)
+        found = heart.machine.reservation(request.reservation)
         if found is not None and found[1].gateway_uid == asker.peer.gateway_uid:
-            pricing = runtime.metering.use_pricing
-            runtime.feed(pricing.settled(trio.current_time(), request, found[1]))
-            _tell_of_tools(asker, request)
-            runtime.launcher_events.call_settled()
+            pricing = heart.metering.use_pricing
+            heart.feed(pricing.settled(trio.current_time(), request, found[1]))
+            _tell_of_tools(heart, request)
+            heart.call_settled()
         asker.reply(Done(id=request.id))
 
     once_priced(asker, request.run, request.model if request.tokens is not None else None, count)
 
 
-def _tell_of_tools(asker: Asker, request: EndCall) -> None:
+def _tell_of_tools(heart: Heart, request: EndCall) -> None:
     """Tell the core which tools a reply asks for, where the run may not use all."""
-    live = asker.runtime.catalogue.live.get(request.run)
+    live = heart.catalogue.live.get(request.run)
     if live is None or not (any(live.run.asked.terms.tools)):
         return
     tools = tuple(name for name, _ in request.tools)
     if live.program is not None and not live.program.names_tools_like_calls:
         # the names of its events, by which tools are allowed, are not those of its calls
         tools = tuple(name for name in tools if name in live.run.asked.terms.blocked_tools)
-    asker.runtime.feed(e.ToolsCalled(trio.current_time(), request.run, tools))
+    heart.feed(e.ToolsCalled(trio.current_time(), request.run, tools))
 
 
 # ---- `find_caller`: find the run of a process that calls a model through the gateway
 
 
-def find_caller(gateways: Gateways, asker: Asker, request: FindCaller) -> None:
-    runtime, gateway = asker.runtime, asker.peer.gateway_uid
+def find_caller(heart: Heart, gateways: Gateways, asker: Asker, request: FindCaller) -> None:
+    gateway = asker.peer.gateway_uid
     run = gateways.run_of(request.token) if request.token is not None else None
     if run is None and request.cgroup is not None:
-        run = runtime.resources.launcher.run_of_cgroup(request.cgroup)
-    live = asker.runtime.catalogue.live.get(run) if run is not None else None
+        run = heart.resources.launcher.run_of_cgroup(request.cgroup)
+    live = heart.catalogue.live.get(run) if run is not None else None
     if live is None and run is not None:
         asker.fail(ErrorCode.NOT_PERMITTED, f"run {run} has ended: it makes no further call")
         return
@@ -140,7 +138,7 @@ def find_caller(gateways: Gateways, asker: Asker, request: FindCaller) -> None:
         )
         return
     within = live if live is not None and live.run.asked.in_program else None
-    if within is not None and not runtime.parts.carrier().is_caller(within, request.inode):
+    if within is not None and not heart.parts().carrier().is_caller(within, request.inode):
         message = (
             f"only process {within.run.pid} may call the address of run {within.run.id}, "
             "which is an agent within it"
@@ -162,7 +160,7 @@ def find_caller(gateways: Gateways, asker: Asker, request: FindCaller) -> None:
         )
         asker.fail(ErrorCode.NOT_PERMITTED, message)
         return
-    root = asker.runtime.catalogue.live[live.run.root.id]
+    root = heart.catalogue.live[live.run.root.id]
     upstreams = {
         name: UpstreamInfo(url=each.url, api=each.api)
         for name, each in root.setups.upstreams.items()
@@ -186,8 +184,8 @@ def find_caller(gateways: Gateways, asker: Asker, request: FindCaller) -> None:
 # ---- `refused_egress`: tell that the gateway has refused a run a host
 
 
-def refused_egress(asker: Asker, request: RefusedEgress) -> None:
-    if request.run in asker.runtime.catalogue.live:
+def refused_egress(heart: Heart, asker: Asker, request: RefusedEgress) -> None:
+    if request.run in heart.catalogue.live:
         message = f"the gateway refused {request.host}, port {request.port}: {request.why}"
         refused = Event(
             type=EventType.EGRESS_REFUSED,
@@ -196,7 +194,7 @@ def refused_egress(asker: Asker, request: RefusedEgress) -> None:
             host=request.host,
             port=request.port,
         )
-        asker.runtime.feed(e.Did(trio.current_time(), request.run, refused))
+        heart.feed(e.Did(trio.current_time(), request.run, refused))
     asker.reply(Done(id=request.id))
 
 
@@ -207,10 +205,10 @@ MOST_WINDOWS = 16
 """Windows that one reply may tell of."""
 
 
-def see_plan(asker: Asker, request: SeeWindows) -> None:
+def see_plan(heart: Heart, asker: Asker, request: SeeWindows) -> None:
     check_most("windows of a subscription", len(request.windows), MOST_WINDOWS)
     # the run may have ended before its gateway has told
-    run, gateway = asker.runtime.catalogue.known(request.run), asker.peer.gateway_uid
+    run, gateway = heart.catalogue.known(request.run), asker.peer.gateway_uid
     if run is not None and gateway in {None, run.uid}:
         now = wall_clock()
         # a user's gateway is the user's process: what it tells of the future would hide what is
@@ -221,7 +219,7 @@ def see_plan(asker: Asker, request: SeeWindows) -> None:
             else now
         )
         uid = None if request.keyed and gateway is None else run.uid
-        asker.runtime.feed(
+        heart.feed(
             e.WindowsSeen(trio.current_time(), time.astimezone(), request, uid, now.timestamp())
         )
     asker.reply(Done(id=request.id))
@@ -231,14 +229,14 @@ def see_plan(asker: Asker, request: SeeWindows) -> None:
 # next process needs
 
 
-def serve_gateway(gateways: Gateways, asker: Asker, request: ServeGateway) -> None:
-    runtime, user = asker.runtime, asker.peer.gateway_uid
+def serve_gateway(heart: Heart, gateways: Gateways, asker: Asker, request: ServeGateway) -> None:
+    user = asker.peer.gateway_uid
     gateway = gateways.own if user is None else gateways.of(user)
     for listener in asker.connection.take(request.descriptors) or []:
         gateway.keep(listener)
     gateway.note_serving()
     if request.reservations is not None:
-        runtime.feed(e.GatewayConnected(trio.current_time(), frozenset(request.reservations), user))
+        heart.feed(e.GatewayConnected(trio.current_time(), frozenset(request.reservations), user))
     asker.reply(
         GatewaySettings(
             id=request.id, upstreams=gateways.settings(user), ungated=gateways.config.ungated
@@ -253,16 +251,16 @@ MAX_HOST = 255
 """Characters: DNS has no longer names (RFC 1035, section 2.3.4)."""
 
 
-def silent_call(asker: Asker, request: SilentCall) -> None:
+def silent_call(heart: Heart, asker: Asker, request: SilentCall) -> None:
     now = trio.current_time()
     silence = (
         Silence(request.host[:MAX_HOST], now - request.silent_s)
         if request.silent_s is not None
         else None
     )
-    found = asker.runtime.machine.reservation(request.reservation)
+    found = heart.machine.reservation(request.reservation)
     if found is not None and found[1].gateway_uid == asker.peer.gateway_uid:
-        asker.runtime.feed(e.CallSilent(now, request.reservation, silence))
+        heart.feed(e.CallSilent(now, request.reservation, silence))
     asker.reply(Done(id=request.id))
 
 
@@ -270,9 +268,9 @@ def silent_call(asker: Asker, request: SilentCall) -> None:
 # itself
 
 
-def unasked_request(asker: Asker, request: UnaskedRequest) -> None:
+def unasked_request(heart: Heart, asker: Asker, request: UnaskedRequest) -> None:
     # the run may have ended before its gateway has told
-    run, gateway = asker.runtime.catalogue.known(request.run), asker.peer.gateway_uid
+    run, gateway = heart.catalogue.known(request.run), asker.peer.gateway_uid
     if run is not None and gateway in {None, run.uid}:
         info = CallInfo(
             time=datetime.fromtimestamp(request.time, UTC),
@@ -288,16 +286,16 @@ def unasked_request(asker: Asker, request: UnaskedRequest) -> None:
             elapsed_s=rounded(request.seconds),
             path=request.path,
         )
-        asker.runtime.saver.record_call(info, run.lineage_ids)
+        heart.record_call(info, run.lineage_ids)
     asker.reply(Done(id=request.id))
 
 
 # ---- `withdraw_call`: the caller of a call that waits has hung up
 
 
-def withdraw_call(asker: Asker, request: WithdrawCall) -> None:
+def withdraw_call(heart: Heart, asker: Asker, request: WithdrawCall) -> None:
     withdraw_calls(
-        asker.runtime.requests,
+        heart.requests,
         asker.connection,
         request.call,
         "the caller hung up while the call waited",

@@ -88,7 +88,7 @@ class Isolating:
         # the config names programs that the daemon executes
         self._hidden = [
             self._heart.resources.state_dir,
-            *map(str, self._heart.config_files()),
+            *map(str, self._heart.in_force.files),
             *self._leading.key_files(),
         ]
 

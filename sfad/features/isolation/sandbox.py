@@ -11,7 +11,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from ...host.probe import FIX, bubblewrap, namespaces_forbidden
-from ...processes.helper import completed
+from ...processes.helper import bare, completed
 from ...protocol.known import KNOWN_PROGRAMS
 from .kernel import compiled
 
@@ -81,19 +81,8 @@ class Sandbox(Struct, frozen=True):
         ]
         found = {"net": not self.network, "terminal": self.terminal}
         flags = [name.encode() for name, wanted in found.items() if wanted]
-        python = [
-            sys.executable,
-            "-I",
-            "-S",
-            "-X",
-            "utf8",
-            "-c",
-            _START,
-            _PACKAGES,
-            f"bwrap={bubblewrap() or ''}",
-        ]
         return [
-            *map(os.fsencode, python),
+            *map(os.fsencode, (*bare(_START), f"bwrap={bubblewrap() or ''}")),
             *flags,
             *(name.encode() + b"=" + value for name, value in given),
         ]

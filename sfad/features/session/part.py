@@ -1,6 +1,8 @@
 """The part in a daemon: `start_session`, and what the peer may do with sessions,
 `session_rights`."""
 
+from functools import partial
+
 from ...core.state.request import SessionAsked
 from ...daemon.loop.seam import Heart, Part
 from ...daemon.server.asker import Asker
@@ -11,8 +13,13 @@ from .feature import SECTION, SessionsConfig
 from .messages import SessionRights, SessionRules, StartSession
 
 
-def part(_: Heart) -> Part:
-    return Part(verbs={StartSession: start_session, SessionRights: session_rights})
+def part(heart: Heart) -> Part:
+    return Part(
+        verbs={
+            StartSession: partial(start_session, heart),
+            SessionRights: partial(session_rights, heart),
+        }
+    )
 
 
 # ---- `start_session`: start a registered agent with a task, under `[sessions]`. The guard decides
@@ -24,8 +31,7 @@ MAX_TEXT = 120_000
 command adds to it."""
 
 
-async def start_session(asker: Asker, request: StartSession) -> None:
-    runtime = asker.runtime
+async def start_session(heart: Heart, asker: Asker, request: StartSession) -> None:
     texts = {
         "task": request.task,
         "model": request.model,
@@ -43,10 +49,10 @@ async def start_session(asker: Asker, request: StartSession) -> None:
     if request.continues is not None:
         await spawn(asker, _spawn(request, None, {}), SessionAsked(limits))
         return
-    in_force = runtime.in_force
+    in_force = heart.in_force
     agent = request.agent or in_force.config.section(SECTION, SessionsConfig).default_agent
     if agent is None:
-        key = runtime.machine.policy.where_set("sessions.default_agent")
+        key = heart.machine.policy.where_set("sessions.default_agent")
         raise bad_request(
             f"no agent was named, and {key} is not set; choose one: {', '.join(in_force.agents)}"
         )
@@ -87,14 +93,13 @@ def _spawn(request: StartSession, agent: str | None, placeholders: dict[str, str
 # ---- `session_rights`: what the peer may do with sessions
 
 
-def session_rights(asker: Asker, _request: SessionRights) -> None:
-    runtime = asker.runtime
-    rules = runtime.machine.policy.sessions
-    config = runtime.in_force.config.section(SECTION, SessionsConfig)
-    refused = runtime.machine.why_sessions_refused(asker.peer)
+def session_rights(heart: Heart, asker: Asker, _request: SessionRights) -> None:
+    rules = heart.machine.policy.sessions
+    config = heart.in_force.config.section(SECTION, SessionsConfig)
+    refused = heart.machine.why_sessions_refused(asker.peer)
     if refused is None and not rules.enabled:
         refused = (
-            f"sessions are off: set {runtime.machine.policy.where_set('sessions.enabled')} to "
+            f"sessions are off: set {heart.machine.policy.where_set('sessions.enabled')} to "
             "true, then run: sfactl reload"
         )
     asker.reply(

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from ...processes.launcher import LaunchSpec
@@ -15,23 +16,20 @@ THEIR_BASH_ENV = "SFA_BASH_ENV"
 """A variable of a run: what BASH_ENV was before, which bash expands."""
 
 
-class ShimsInPath:
-    def __init__(
-        self, installed: ShimDirectory, automatic: AutomaticShims, live: Mapping[RunId, Live]
-    ) -> None:
-        self._installed = installed
-        self._automatic = automatic
-        self._live = live
+class ShimsInPath(Struct):
+    installed: ShimDirectory
+    automatic: AutomaticShims
+    live: Mapping[RunId, Live]
 
     def launch(self, live: Live, spec: LaunchSpec, _: list[int]) -> LaunchSpec:
         """Return what a run is launched with: the installed shims come first in its PATH, then the
         automatic ones."""
-        run, installed = live.run, self._installed
+        run, installed = live.run, self.installed
         enters = installed.in_path is not None and installed.open_to(run.birth.uid)
         found = [installed.in_path if enters else None]
         if live.parts.gateway:
-            programs = self._live[run.root.id].setups.programs
-            found.append(self._automatic.in_path(programs, run.birth.uid))
+            programs = self.live[run.root.id].setups.programs
+            found.append(self.automatic.in_path(programs, run.birth.uid))
         shims = [each for each in found if each is not None]
         if not shims:
             return spec

@@ -118,9 +118,8 @@ def is_one(pid: int) -> bool:
 
 
 def best() -> Trampoline:
-    """Return the image on x86_64 with CLOSE_RANGE_CLOEXEC (Linux 5.11), if a memfd can be executed;
-    else the one in Python."""
-    fd = in_memory(IMAGE, _NAME) if kernel.RELEASE >= (5, 11) else None
+    """Return the image on x86_64, if a memfd can be executed; else the one in Python."""
+    fd = in_memory(IMAGE, _NAME)
     return python() if fd is None else Trampoline(b"/proc/self/fd/%d" % FD_IMAGE, image=fd)
 
 

@@ -1,7 +1,7 @@
 """The messages by subject: requests, and the replies to them. `sfactl` imports those of one verb.
 
 `base`        what every message has; the handshake, and the replies that many requests have
-`starting`    starting a run
+`starting`    starting a run, and registered agents
 `steering`    stopping runs, pausing them, changing their limits, writing to them
 `use`         what runs use: reports and reservations
 `summary`     how runs ended and what they used

@@ -62,20 +62,6 @@ class Welcome(Reply, tag="welcome"):
     """The run that the client is in, according to the kernel."""
 
 
-class OverFleet(Request, tag="over_fleet"):
-    """Have the requests after this one on the connection answered for all nodes of the fleet, where
-    they are about no run, and for the node of the run otherwise. Runs have the names of the fleet,
-    NODE/ID, in requests and answers. Answered by `FleetNodes`."""
-
-    repeats = 1
-
-
-class FleetNodes(Reply, tag="fleet_nodes"):
-    node: str
-    """That of the daemon."""
-    nodes: list[str]
-
-
 class Done(Reply, tag="done"):
     """The request was carried out."""
 

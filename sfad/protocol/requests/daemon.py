@@ -1,4 +1,4 @@
-"""The daemon itself: its state, config and agents."""
+"""The daemon itself: its state and config."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from ..types import AlertState, BudgetState, Kind, QuotaState, RunId
+from ..types import AlertState, BudgetState, QuotaState, RunId
 from .base import Reply, Request
 from .windows import SubscriptionInfo
 
@@ -104,39 +104,6 @@ class DaemonStatus(Reply, tag="daemon_status"):
     """`alerts.limit_share` of the config."""
     plans: list[SubscriptionInfo] = []
     """As in `SubscriptionList`."""
-
-
-class Agents(Request, tag="agents"):
-    """List the registered agents. Answered by `AgentList`."""
-
-    repeats = 1
-
-
-class AgentInfo(Struct, frozen=True, kw_only=True):
-    """A registered agent (docs/agents.md)."""
-
-    name: str
-    """`agent` of `spawn`."""
-    description: str
-    command: list[str]
-    """With its placeholders (docs/agents.md#placeholders)."""
-    kind: Kind
-    type: str | None
-    """`run_type` of its runs."""
-    meter: str
-    """A meter, `auto` (by the command) or `none`."""
-    limits: list[str]
-    stdin: bool
-    """Background runs keep their stdin open."""
-    source: str
-    """The config file, or `built-in`."""
-    worktree: bool = False
-    """Its runs get a git worktree of their own (docs/going-on.md#worktrees)."""
-
-
-class AgentList(Reply, tag="agent_list"):
-    agents: list[AgentInfo]
-    """Sorted by name."""
 
 
 class Config(Request, tag="config"):

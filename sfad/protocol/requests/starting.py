@@ -1,4 +1,4 @@
-"""Starting a run."""
+"""Starting a run, and the agents of which one can be started."""
 
 from __future__ import annotations
 
@@ -274,3 +274,36 @@ class Refused(Reply, tag="refused"):
     run: RunId | None = None
     """The id that recorded the refusal; `None` if it was only counted
     (docs/guard.md#refusals-as-data)."""
+
+
+class Agents(Request, tag="agents"):
+    """List the registered agents. Answered by `AgentList`."""
+
+    repeats = 1
+
+
+class AgentInfo(Struct, frozen=True, kw_only=True):
+    """A registered agent (docs/agents.md)."""
+
+    name: str
+    """`agent` of `spawn`."""
+    description: str
+    command: list[str]
+    """With its placeholders (docs/agents.md#placeholders)."""
+    kind: Kind
+    type: str | None
+    """`run_type` of its runs."""
+    meter: str
+    """A meter, `auto` (by the command) or `none`."""
+    limits: list[str]
+    stdin: bool
+    """Background runs keep their stdin open."""
+    source: str
+    """The config file, or `built-in`."""
+    worktree: bool = False
+    """Its runs get a git worktree of their own (docs/going-on.md#worktrees)."""
+
+
+class AgentList(Reply, tag="agent_list"):
+    agents: list[AgentInfo]
+    """Sorted by name."""

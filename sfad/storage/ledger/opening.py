@@ -20,8 +20,8 @@ from ...protocol.paths import LEDGER, make_private
 from ...protocol.types import RunId, RunInfo
 from .database import LedgerError, beside, corrupt, is_damage, lenient, log_of, open_reader, size
 from .queries import OPEN_RUNS, Reader
-from .rows import READ_COLUMNS, is_damaged, run_info
-from .schema import VERSION, check_ours, migrate, version_of
+from .rows import is_damaged, run_info
+from .schema import READ_COLUMNS, VERSION, check_ours, migrate, version_of
 
 _HIGHEST = 1 << 60
 """Of runs and events. No daemon gave a higher number, and it would leave none for the next."""

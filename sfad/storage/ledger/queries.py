@@ -35,7 +35,6 @@ from ...protocol.types import CallInfo, Event, RunId, RunInfo, Status
 from .rows import (
     CALL_COLUMNS,
     EVENT_COLUMNS,
-    READ_COLUMNS,
     SESSION,
     RunExtra,
     Used,
@@ -46,6 +45,7 @@ from .rows import (
     run_extra,
     run_info,
 )
+from .schema import READ_COLUMNS
 
 _COLUMNS = ", ".join(f"runs.{name}" for name in READ_COLUMNS)
 
@@ -290,28 +290,23 @@ class Reader:
 
     def root_spawns(self, since: float) -> list[tuple[str, datetime]]:
         """Return user and time of each root that was admitted after `since`, by time."""
+        return self._admitted_since("parent_id IS NULL", since)
+
+    def sessions(self, since: float) -> list[tuple[str, datetime]]:
+        """Return user and time of each session that was admitted after `since`, by time."""
+        return self._admitted_since("mode = ?", since, SESSION)
+
+    def _admitted_since(self, which: str, *values: object) -> list[tuple[str, datetime]]:
         # by the index of times and not from the newest row back: while the clock was set back,
         # newer rows got earlier times
         sql = (
             "SELECT user, created_at FROM runs INDEXED BY runs_created "  # noqa: S608
-            f"WHERE {_CREATED_AFTER} AND parent_id IS NULL AND status NOT GLOB 'rejected_*' ORDER "
-            "BY created_at"
-        )
-        return [
-            (user, datetime.fromtimestamp(created, UTC))
-            for user, created in self._connection.execute(sql, (since,))
-        ]
-
-    def sessions(self, since: float) -> list[tuple[str, datetime]]:
-        """Return user and time of each session that was admitted after `since`, by time."""
-        sql = (
-            "SELECT user, created_at FROM runs INDEXED BY runs_created "  # noqa: S608
-            f"WHERE {_CREATED_AFTER} AND mode = ? AND status NOT GLOB 'rejected_*' ORDER BY "
+            f"WHERE {_CREATED_AFTER} AND {which} AND status NOT GLOB 'rejected_*' ORDER BY "
             "created_at"
         )
         return [
             (user, datetime.fromtimestamp(created, UTC))
-            for user, created in self._connection.execute(sql, (since, SESSION))
+            for user, created in self._connection.execute(sql, values)
         ]
 
     def ended_sessions(self, since: float) -> list[tuple[float, RunId]]:

@@ -1,5 +1,4 @@
-"""Runs, calls and events as rows, and back, and the SQL that writes them. Each column is named once
-here.
+"""Runs, calls and events as rows, and back, and the SQL that writes them.
 
 Environment variables have no column: they may contain secrets.
 """
@@ -20,20 +19,18 @@ from ...core.state.run import number_or_zero, run_id, run_number
 from ...host.files import UNDECODABLE
 from ...protocol.encoding import lean
 from ...protocol.event_types import EventType
-from ...protocol.types import (
-    CallInfo,
-    Check,
-    Event,
-    FleetPlace,
-    LimitState,
-    Reason,
-    RunId,
-    RunInfo,
-    Source,
-    Status,
-    StoppedChildren,
-    Usage,
-    WindowShare,
+from ...protocol.types import CallInfo, Event, Reason, RunId, RunInfo, Source, Status, Usage
+from .schema import (
+    FIXED_EXTRA,
+    FIXED_INFO,
+    FIXED_JSON,
+    READ_COLUMNS,
+    RUN_COLUMNS,
+    STATE_COLUMNS,
+    STATE_INFO,
+    STATE_JSON,
+    STATE_OPTIONAL,
+    STATE_TIMES,
 )
 
 # ---- What runs have used together with their descendants, each counted once
@@ -147,53 +144,6 @@ class Op(Struct, frozen=True, eq=False, gc=False):
     clients hear of it before it is in the file, and a SIGKILL must not find it in memory."""
 
 
-# set at admission: columns with a field as it is, or as JSON
-_FIXED_INFO = (
-    "id", "user", "channel", "parent_id", "root_id", "depth", "kind", "name", "type", "cwd",
-    "meter", "worktree", "branch", "continues", "task",
-)  # fmt: skip
-_FIXED_INFO_JSON = ("chain", "argv", "labels", "allowed_tools", "blocked_tools")
-_FIXED_EXTRA = ("uid", "mode")
-# written with every state
-_STATE_INFO = (
-    "exit_code", "signal", "attempts", "descendants", "milestone", "pid", "session_id", "model",
-    "provider",
-)  # fmt: skip
-_STATE_TIMES = ("deadline", "started_at", "ended_at")
-_STATE_COMPUTED = (
-    "status",
-    "ended",
-    "reason",
-    "limits",
-    "usage",
-    "plans",
-    "cost_usd",
-    "tokens",
-    "partial",
-    "at_most",
-    "boot_id",
-    "result_head",
-    "fleet",
-    "stopped_children",
-    "checks",
-)
-
-_FIXED = (
-    "number",
-    "created_at",
-    "queue_group",
-    *_FIXED_INFO,
-    *_FIXED_INFO_JSON,
-    *_FIXED_EXTRA,
-)
-_STATE = (*_STATE_COMPUTED, *_STATE_INFO, *_STATE_TIMES, "pid_started")
-
-_WRITTEN_COLUMNS = (*_FIXED, *_STATE)
-READ_COLUMNS = (*_WRITTEN_COLUMNS, "continued_by")
-"""Without `request`, which is large and which only `rerun` and `continue` read. `continued_by` is
-written with the other run."""
-RUN_COLUMNS = (*_WRITTEN_COLUMNS, "request")
-STATE_COLUMNS = ("number", *_STATE)
 _CONTINUES = RUN_COLUMNS.index("continues")
 EVENT_COLUMNS = ("seq", "time", "type", "severity", "run_id", "root_id", "body")
 
@@ -203,9 +153,10 @@ _CALL_FIELDS = tuple(
 CALL_COLUMNS = ("run", "time", "number", *_CALL_FIELDS, "modes")
 
 _call_fields = attrgetter(*_CALL_FIELDS)
-_fixed_info, _fixed_info_json = attrgetter(*_FIXED_INFO), attrgetter(*_FIXED_INFO_JSON)
-_fixed_extra = attrgetter(*_FIXED_EXTRA)
-_state_info = attrgetter(*_STATE_INFO)
+_fixed_info, _fixed_json = attrgetter(*FIXED_INFO), attrgetter(*FIXED_JSON)
+_fixed_extra = attrgetter(*FIXED_EXTRA)
+_state_info, _state_json = attrgetter(*STATE_INFO), attrgetter(*STATE_JSON)
+_state_optional = attrgetter(*STATE_OPTIONAL)
 
 _IN_EVENT_BODY = tuple(name for name in Event.__struct_fields__ if name not in EVENT_COLUMNS)
 _EventBody, _event_body = lean(Event, _IN_EVENT_BODY)
@@ -226,7 +177,7 @@ def insert_op(
         info.created_at.timestamp(),
         info.group,
         *_fixed_info(info),
-        *_jsons(_fixed_info_json(info)),
+        *_jsons(_fixed_json(info)),
         *_fixed_extra(extra),
     )
     return Op(
@@ -274,23 +225,21 @@ def plan_op(provider: str, account: str, heard_at: float, known: str) -> Op:
 def _state(info: RunInfo, extra: RunExtra, boot_id: str | None) -> tuple[Any, ...]:
     shown = info.usage
     usages = _usages(info) if info.usage_by_source else {shown.source: shown}
-    limits, usage, plans = _jsons((info.limits, usages, info.plans))
+    reason, place, children = _state_optional(info)
     deadline, started_at, ended_at = info.deadline, info.started_at, info.ended_at
     return (
+        None if reason is None else _json(reason),
+        None if place is None else _json(place),
+        None if children is None else _json(children),
+        *_jsons((*_state_json(info), usages)),
         str(info.status),
         int(info.status.terminal),
-        None if info.reason is None else _json(info.reason),
-        limits,
-        usage,
-        plans,
         shown.cost_usd,
         shown.tokens,
         int(shown.partial or bool(shown.unpriced_tokens)),
         int(shown.at_most),
         extra.boot_id or (boot_id if info.pid is not None else None),
         None if extra.result_head is None else extra.result_head[:RESULT_HEAD],
-        None if info.fleet is None else _json(info.fleet),
-        None if info.stopped_children is None else _json(info.stopped_children),
         _json(info.checks) if info.checks else None,
         *_state_info(info),
         None if deadline is None else deadline.timestamp(),
@@ -325,20 +274,16 @@ def _moment(stamp: float) -> datetime:
         raise ValueError(f"{stamp} is no time") from error
 
 
-_strings = msgspec.json.Decoder(list[str]).decode
-
+_AS_JSON = (*FIXED_JSON, *STATE_JSON, *STATE_OPTIONAL, "checks")
 _DECODE: dict[str, Callable[[Any], Any]] = {
-    **dict.fromkeys(("created_at", *_STATE_TIMES), _moment),
-    **dict.fromkeys(("chain", "argv", "allowed_tools", "blocked_tools"), _strings),
-    "labels": msgspec.json.Decoder(dict[str, str]).decode,
+    **dict.fromkeys(("created_at", *STATE_TIMES), _moment),
+    **{
+        each.name: msgspec.json.Decoder(each.type).decode
+        for each in msgspec.structs.fields(RunInfo)
+        if each.name in _AS_JSON
+    },
     "status": Status,
-    "reason": msgspec.json.Decoder(Reason).decode,
-    "limits": msgspec.json.Decoder(list[LimitState]).decode,
     "usage": msgspec.json.Decoder(dict[Source, Usage]).decode,
-    "plans": msgspec.json.Decoder(list[WindowShare]).decode,
-    "fleet": msgspec.json.Decoder(FleetPlace).decode,
-    "stopped_children": msgspec.json.Decoder(StoppedChildren).decode,
-    "checks": msgspec.json.Decoder(tuple[Check, ...]).decode,
 }
 """Of columns whose value is not the field as it is; NULL is `None` in each."""
 

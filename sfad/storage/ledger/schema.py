@@ -1,5 +1,5 @@
-"""Tables, and the migrations that lead to them: from an empty file to the schema of 1.0, and later
-on to the next.
+"""Tables, what the columns of runs are, and the migrations that lead to the tables: from an empty
+file to the schema of 1.0, and later on to the next.
 
 `PRAGMA user_version` is the version of the schema. The schema of 1.0 and a released migration are
 never edited: a change is a new entry of `MIGRATIONS`. tests/frozen/ keeps a ledger of each release,
@@ -207,6 +207,47 @@ CREATE TRIGGER runs_unmarked AFTER DELETE ON runs
     DELETE FROM marks WHERE kind = 'mode' AND value = OLD.mode AND number = OLD.number;
 END;
 """
+
+# ---- Where the columns of a run come from: fields of `RunInfo`, as they are or as JSON, fields of
+# `rows.RunExtra`, and what `rows` computes
+
+# set at admission
+FIXED_INFO = (
+    "id", "user", "channel", "parent_id", "root_id", "depth", "kind", "name", "type", "cwd",
+    "meter", "worktree", "branch", "continues", "task",
+)  # fmt: skip
+FIXED_JSON = ("chain", "argv", "labels", "allowed_tools", "blocked_tools")
+FIXED_EXTRA = ("uid", "mode")
+# written with every state
+STATE_INFO = (
+    "exit_code", "signal", "attempts", "descendants", "milestone", "pid", "session_id", "model",
+    "provider",
+)  # fmt: skip
+STATE_TIMES = ("deadline", "started_at", "ended_at")
+STATE_JSON = ("limits", "plans")
+STATE_OPTIONAL = ("reason", "fleet", "stopped_children")
+"""As JSON, if there is such a thing."""
+
+_FIXED = ("number", "created_at", "queue_group", *FIXED_INFO, *FIXED_JSON, *FIXED_EXTRA)
+_STATE = (
+    *STATE_OPTIONAL, *STATE_JSON, "usage", "status", "ended", "cost_usd", "tokens", "partial",
+    "at_most", "boot_id", "result_head", "checks", *STATE_INFO, *STATE_TIMES, "pid_started",
+)  # fmt: skip
+_WRITTEN_COLUMNS = (*_FIXED, *_STATE)
+READ_COLUMNS = (*_WRITTEN_COLUMNS, "continued_by")
+"""Without `request`, which is large and which only `rerun` and `continue` read. `continued_by` is
+written with the other run."""
+RUN_COLUMNS = (*_WRITTEN_COLUMNS, "request")
+STATE_COLUMNS = ("number", *_STATE)
+
+TAKEN = (
+    "json_valid(runs.fleet) AND json_extract(runs.fleet, '$.run') != '' AND "
+    "json_extract(runs.fleet, '$.node') NOT IN (SELECT value FROM json_each(?))"
+)
+"""That a run was executed on another machine, and not on one of this list."""
+
+
+# ---- Migrations
 
 MIGRATIONS = {3: _FIRST}
 """By the version that each leads to, in order; the first begins with an empty file. The schema of

@@ -46,6 +46,7 @@ from .rows import (
     event_of,
     used_by,
 )
+from .schema import TAKEN
 
 GROUPS, LISTED, COSTLY = 100, 1000, 5
 """The most groups, breaches (and failed runs), and expensive runs in one summary."""
@@ -126,11 +127,7 @@ class Summariser:
             *(value for term in terms for value in term.values),
         ]
         if request.here:
-            taken = (
-                "json_valid(runs.fleet) AND json_extract(runs.fleet, '$.run') != '' AND "
-                "json_extract(runs.fleet, '$.node') NOT IN (SELECT value FROM json_each(?))"
-            )
-            self._where += f" AND (runs.fleet IS NULL OR NOT ({taken}))"
+            self._where += f" AND NOT coalesce({TAKEN}, 0)"
             self._values.append(msgspec.json.encode(request.missing).decode())
         if until is not None:
             self._where += " AND runs.created_at < ?"
@@ -198,11 +195,7 @@ class Summariser:
             before = found.get(key, (_Counts(0, 0, 0, 0), NOTHING))
             found[key] = before[0].plus(counts), before[1].plus(use)
 
-        key, join = (
-            (_LABEL, "JOIN labels ON labels.number = runs.number")
-            if self._by == "label"
-            else (f"CAST(runs.{self._by} AS TEXT)", "")
-        )
+        key, join = self._key()
         counted = f"count(*), sum({_FAILED}), sum({_CHECKED}), sum({_UNCHECKED})"
         others = f"AND NOT {_GATED} " if self._by == "model" else ""
         order = (
@@ -250,16 +243,18 @@ class Summariser:
             groups, key=lambda group: (-(group.cost_usd or 0.0), -group.runs, group.key or "")
         )[:GROUPS]
 
+    def _key(self) -> tuple[str, str]:
+        """Return what rows are grouped by, and what is joined for that."""
+        if self._by == "label":
+            return _LABEL, "JOIN labels ON labels.number = runs.number"
+        return f"CAST(runs.{self._by} AS TEXT)", ""
+
     def _shares(self) -> dict[str | None, Shares]:
         """Return the sums of shares of windows, by group, provider, account and
         window. Few runs have any."""
         found: dict[str | None, Shares] = {}
         model = self._by == "model"
-        key, join = (
-            (_LABEL, "JOIN labels ON labels.number = runs.number")
-            if self._by == "label"
-            else (f"CAST(runs.{self._by} AS TEXT)", "")
-        )
+        key, join = self._key()
         rows = self._rows(f"{key}, runs.plans", "AND runs.plans != '[]'", join)
         for name, plans in [*rows] if not model else []:
             with suppress(*UNDECODABLE):

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,7 +22,16 @@ import pytest
 import trio
 from msgspec.structs import replace
 
-from sfactl import Agent, AgentStopped, Daemon, Refused, RequestFailed, SfadError, TrioDaemon
+from sfactl import (
+    Agent,
+    AgentStopped,
+    Daemon,
+    Refused,
+    RequestFailed,
+    SfadError,
+    TrioAgent,
+    TrioDaemon,
+)
 from sfactl.api import asking
 from sfactl.api.agents import end
 from sfactl.api.options import spawn_of
@@ -479,6 +488,36 @@ async def test_trio_cancels_the_block(place: str, provider: Provider) -> None:
     assert (ended["poor"].status, ended["rich"].status) == (Status.FAILED, Status.COMPLETED)
     spent = [each.usage.cost_usd or 0 for each in ended.values()]
     assert sum(spent) == pytest.approx(provider.usd)
+
+
+async def test_trio_tells_how_a_block_with_a_nursery_has_ended(place: str) -> None:
+    agents: list[TrioAgent] = []
+
+    async def runs(daemon: TrioDaemon, task: Callable[[], Awaitable[object]]) -> None:
+        async with daemon.admit("nursery") as agent, trio.open_nursery() as nursery:
+            agents.append(agent)
+            nursery.start_soon(trio.sleep_forever)
+            nursery.start_soon(task)
+            await trio.sleep_forever()
+
+    async def cancels() -> None:
+        scope.cancel()
+
+    async def fails() -> None:
+        raise KeyError("x")
+
+    scope = trio.CancelScope()
+    with trio.fail_after(2 * PATIENCE):
+        async with TrioDaemon(place) as daemon:
+            with scope:
+                await runs(daemon, cancels)
+            with pytest.raises(BaseExceptionGroup):
+                await runs(daemon, fails)
+    reasons = [each.outcome.reason for each in agents if each.outcome is not None]
+    assert [each.message for each in reasons if each is not None] == [
+        "its block was cancelled",
+        "KeyError: 'x'",
+    ]
 
 
 async def test_trio_narrows_a_block_and_raises_what_the_block_raises(place: str) -> None:

@@ -13,7 +13,7 @@ from sfad.core.state.policy import Policy
 from sfad.features.budgets.budgets import Budget
 from sfad.features.budgets.feature import NAME, BudgetsConfig
 from sfad.features.budgets.messages import Allowance, AllowanceWanted, AskAllowances
-from sfad.features.fleet.elsewhere import elsewhere
+from sfad.features.fleet.deciding.elsewhere import elsewhere
 from sfad.protocol.requests.gateway import CallDecision
 from sfad.protocol.types import Placing, Status
 from tests.core.transcript import ANN, BOB, Transcript, inside

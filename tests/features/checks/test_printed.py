@@ -6,6 +6,7 @@ import os
 import time
 from pathlib import Path
 
+from sfad.durable.maintenance import Old
 from sfad.features.checks.printed import LINES, MOST_IN_LINE, Printed
 from sfad.storage.output.truncated import Truncation
 
@@ -97,9 +98,7 @@ def test_what_is_old_is_deleted_with_the_output(tmp_path: Path) -> None:
     now = time.time()
 
     def remove_old(cutoff: float, *live: str) -> str:
-        return printed.remove_old(
-            cutoff, ends=lambda _: {"a1": now}, live=live, now=now, between=lambda: None
-        )
+        return printed.remove_old(Old(cutoff, lambda _: {"a1": now}, live, now, lambda: None))
 
     assert remove_old(now - 1) == ""
     assert remove_old(now + 1, "a1") == ""

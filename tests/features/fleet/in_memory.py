@@ -23,10 +23,9 @@ from sfad.core.state.request import Asked
 from sfad.core.state.run import Birth, Run, State
 from sfad.core.state.tree import Remembered
 from sfad.durable.snapshots import from_saved, to_saved
-from sfad.features.fleet.elsewhere import elsewhere
-from sfad.features.fleet.feature import FleetConfig
-from sfad.features.fleet.giving import grant_of, limits_to_send, wanted_of
-from sfad.features.fleet.heard import (
+from sfad.features.fleet.deciding.elsewhere import elsewhere
+from sfad.features.fleet.deciding.giving import grant_of, limits_to_send, wanted_of
+from sfad.features.fleet.deciding.heard import (
     GrantRefused,
     GrantRenewed,
     GrantSeen,
@@ -35,6 +34,7 @@ from sfad.features.fleet.heard import (
     Heard,
     Placed,
 )  # fmt: skip
+from sfad.features.fleet.feature import FleetConfig
 from sfad.protocol.types import LimitKind, Reason, RunId, Wanted
 from tests.core.asking import asked_for, replaced
 from tests.core.holding import check_holds

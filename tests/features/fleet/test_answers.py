@@ -15,7 +15,7 @@ from trio.testing import MockClock
 from sfad.features.fleet.messages import Relay, SharedSubscriptions, ShareSubscriptions
 from sfad.features.fleet.node import Asking, Fleet
 from sfad.features.fleet.nodes import Nodes
-from sfad.features.fleet.pace import LATELY, LEAST, LONGER, OWED, UNKNOWN, Pace
+from sfad.features.fleet.pace import BURST, HARDLY, LATELY, LEAST, LONGER, OWED, UNKNOWN, Pace
 from sfad.host.clock import Timers
 from sfad.protocol import messages as m
 from sfad.protocol.errors import RequestError
@@ -99,7 +99,7 @@ class Slow(Fleet):
     def __init__(self, nursery: trio.Nursery) -> None:
         self.node, self.pace, self._nursery = "n1", Pace(), nursery
         self._late, self._ways, self.kept = set(), {}, {}
-        self._timers = Timers(failed=print)
+        self.timers = self._timers = Timers(failed=print)
         self.opened = 0
 
     def way(self, _node: str) -> socket.socket:
@@ -129,7 +129,7 @@ async def test_a_connection_to_the_keeper_stays_open(
     began = autojump_clock.current_time()
     async with trio.open_nursery() as nursery:
         fleet = Slow(nursery)
-        nursery.start_soon(fleet._timers.serve)
+        nursery.start_soon(fleet.timers.serve)
         fleet.kept = {"n2": kept} if kept is not None else {}
         for number in range(1, 4):
             nursery.start_soon(fleet.pass_on, "n2", ShareSubscriptions(id=0))
@@ -156,6 +156,8 @@ def test_a_node_that_is_late_has_longer_and_one_that_is_silent_has_not(
     pace.answered("n2", 2.5)
     assert pace.patience("n2") == 2.5 + LONGER
     pace.missed("n2")
+    assert pace.patience("n2") == HARDLY
+    now += BURST
     assert pace.patience("n2") == OWED
     pace.answered("n2", 0.001)
     assert LEAST < pace.patience("n2") < 2.5 + LONGER

@@ -16,8 +16,8 @@ from sfad.core.life.stages import checks_of
 from sfad.core.machine import NewPurses
 from sfad.core.state.money import to_nanos
 from sfad.core.state.run import Run
+from sfad.features.fleet.deciding.heard import GrantSeen, GrantState, Placed, PlacementWaits
 from sfad.features.fleet.feature import FleetConfig
-from sfad.features.fleet.heard import GrantSeen, GrantState, Placed, PlacementWaits
 from sfad.protocol.types import Action, Bound, Check, Grant, LimitKind, Placing, RunId, Status
 from tests.bench.fleet import simulate
 from tests.core.holding import moment

@@ -203,7 +203,7 @@ def _with_awaited(asker: Asker, request: Spawn) -> Spawn:
             asker.check_permitted("wait")
             if not asker.runtime.parts.keeper().enabled:
                 raise bad_request(
-                    f"{after.run!r} names a run of another node, and this daemon is in no fleet"
+                    f"{after.run!r} names a run of another node, and {asker.runtime.parts.alone}"
                 )
             found.append(after)  # what has runs executed elsewhere looks whether it is there
             continue

@@ -2,7 +2,7 @@
 are fetched as they come, so that there is an answer when the node has burnt down."""
 
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from msgspec import Struct, msgpack
 from msgspec.structs import replace
 
 from ....core.state.run import Run
-from ....durable.maintenance import Kept
+from ....durable.maintenance import Kept, Old
 from ....host.log import Log
 from ....host.tasks import in_thread
 from ....protocol.requests.base import Reply, Request
@@ -164,31 +164,23 @@ class Remains:
                     path.unlink()
         return size + self._shipped.remove(runs, dry=dry)
 
-    def remove_old(
-        self,
-        cutoff: float | None,
-        *,
-        ends: Callable[[Sequence[RunId]], Mapping[RunId, float | None]],
-        live: Collection[RunId],
-        now: float,
-        between: Callable[[], object],
-    ) -> str:
+    def remove_old(self, old: Old) -> str:
         """See `durable.maintenance.Kept`."""
         for runs in _batches(self._names()):
-            between()
-            times = ends(runs)
+            old.between()
+            times = old.ends(runs)
             for run_id in runs:
                 path = self._directory / run_id
                 # a file that is being written, or whose run is on no record, has a time itself
                 ended = times[run_id] if run_id in times else path.stat().st_mtime
                 if (
-                    run_id not in live
-                    and cutoff is not None
+                    run_id not in old.live
+                    and old.cutoff is not None
                     and ended is not None
-                    and ended < cutoff
+                    and ended < old.cutoff
                 ):
                     path.unlink()
-        return self._shipped.remove_old(cutoff, ends=ends, live=live, now=now, between=between)
+        return self._shipped.remove_old(old)
 
     def _names(self) -> list[RunId]:
         with suppress(FileNotFoundError):

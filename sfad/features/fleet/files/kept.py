@@ -15,7 +15,7 @@ import re
 import shutil
 import stat
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,6 +23,7 @@ import msgspec
 from msgspec import Struct
 
 from ....core.state.run import number_or_zero
+from ....durable.maintenance import Old
 from ....host.files import UNDECODABLE, read
 from ....protocol.texts.units import format_size
 from ....protocol.types import RunId, Ship
@@ -222,23 +223,14 @@ class ShippedFiles:
                 self._forget(run, None if shared else shipment.copy)
         return freed
 
-    def remove_old(
-        self,
-        cutoff: float | None,
-        *,
-        ends: Callable[[Sequence[RunId]], Mapping[RunId, float | None]],
-        live: Collection[RunId],
-        named: Collection[str],
-        now: float,
-        between: Callable[[], object],
-    ) -> int:
-        """Remove the files of runs that ended before `cutoff`, in seconds since the epoch, and what
-        no run has named for a while. Return how many copies. `ends`: as for output. `named`: copies
-        of live runs. Raise `OSError`."""
-        runs = [run for run, _ in self._records() if run not in live]
+    def remove_old(self, old: Old, named: Collection[str]) -> int:
+        """Remove the files of old runs, and what no run has named for a while. Return how many
+        copies. `named`: copies of live runs. Raise `OSError`."""
+        cutoff, between = old.cutoff, old.between
+        runs = [run for run, _ in self._records() if run not in old.live]
         for start in range(0, len(runs), _BATCH) if cutoff is not None else ():
             batch = runs[start : start + _BATCH]
-            known = ends(batch)
+            known = old.ends(batch)
             for run in batch:
                 ended = (
                     known[run] if run in known else (self.directory / f"{run}.json").stat().st_mtime
@@ -252,7 +244,7 @@ class ShippedFiles:
         kept = {shipment.copy for _, shipment in self._records()} | set(named)
         count = 0
         for name in self._copies():
-            if name not in kept and _touched(self.directory / name) < now - UNCLAIMED:
+            if name not in kept and _touched(self.directory / name) < old.now - UNCLAIMED:
                 _remove_tree(self.directory / name)
                 count += 1
                 between()

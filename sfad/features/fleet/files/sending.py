@@ -4,12 +4,13 @@ user."""
 
 import os
 import secrets
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping
 
 import msgspec
 import trio
 from msgspec import Struct, field
 
+from ....durable.maintenance import Old
 from ....git.commands import LOCAL
 from ....host.tasks import in_thread
 from ....processes.contained_commands import ContainedCommand, ContainedCommands
@@ -142,20 +143,10 @@ class Shipping(Struct):
         """See `durable.maintenance.Kept`."""
         return self.files.remove(runs, dry=dry)
 
-    def remove_old(
-        self,
-        cutoff: float | None,
-        *,
-        ends: Callable[[Sequence[RunId]], Mapping[RunId, float | None]],
-        live: Collection[RunId],
-        now: float,
-        between: Callable[[], object],
-    ) -> str:
+    def remove_old(self, old: Old) -> str:
         """See `durable.maintenance.Kept`. What no run has named is deleted, too."""
         named = trio.from_thread.run_sync(self.named)
-        count = self.files.remove_old(
-            cutoff, ends=ends, live=live, named=named, now=now, between=between
-        )
+        count = self.files.remove_old(old, named)
         return f"deleted the files that {count} runs had been sent with" if count else ""
 
     # ---- what it has changed

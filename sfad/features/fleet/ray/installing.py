@@ -9,7 +9,7 @@ from pathlib import Path
 
 from .... import exits
 from ....config import SYSTEM_CONFIG
-from ....install import STARTED, Installer, InstallError, files, render
+from ....installing.service import STARTED, Installer, InstallError, files, render
 from ....protocol.paths import xdg
 from . import command
 

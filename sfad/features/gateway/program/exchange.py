@@ -771,7 +771,8 @@ class Exchange:
             yield
         except BaseException as error:
             if record is not None:
-                hung_up = self._http.hung_up and isinstance(error, trio.Cancelled)
+                # what is cancelled may be several tasks of trio's, as while a connection is made
+                hung_up = self._http.hung_up and not isinstance(error, Exception)
                 record.broken(ClientGoneError(_HUNG_UP) if hung_up else error)
             raise
         finally:

@@ -23,6 +23,7 @@ from time import monotonic
 from typing import Literal
 
 import trio
+from msgspec import Struct
 
 from ....host.linux.descriptors import lifted
 from ....protocol.types import RunId
@@ -182,51 +183,44 @@ _EMPTY = b"populated 0\nfrozen 1\n"
 """What `cgroup.events` would say of a cgroup that is gone."""
 
 
-class CgroupEvents:
+class CgroupEvents(Struct):
     """Watches the cgroups of runs, and calls `learn` with the content of `cgroup.events`."""
 
-    def __init__(
-        self,
-        cgroups: RunCgroups,
-        reactor: Reactor,
-        complaints: Complaints,
-        learn: Callable[[LaunchedRun, RunCgroup, bytes], object],
-    ) -> None:
-        self._cgroups = cgroups
-        self._reactor = reactor
-        self._complaints = complaints
-        self._learn = learn
+    cgroups: RunCgroups
+    reactor: Reactor
+    complaints: Complaints
+    learn: Callable[[LaunchedRun, RunCgroup, bytes], object]
 
     def watch(self, run: LaunchedRun, group: RunCgroup) -> None:
         """From now on learn of every change, and soon of the present content."""
         if group.events is not None:
-            self._reactor.soon(self._look, run, group)
+            self.reactor.soon(self._look, run, group)
             return
         try:
             events = os.open(f"{group.directory}/cgroup.events", os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:  # another process removed the cgroup, so it is empty
-            self._reactor.soon(self._learn, run, group, _EMPTY)
+            self.reactor.soon(self.learn, run, group, _EMPTY)
             return
         except OSError as error:
             self._poll_later(run, group, error)
             return
         try:
-            self._reactor.add(events, lambda: self._look(run, group), select.EPOLLPRI)
+            self.reactor.add(events, lambda: self._look(run, group), select.EPOLLPRI)
         except OSError as error:
             os.close(events)
             self._poll_later(run, group, error)
             return
         group.events = events
-        self._reactor.soon(self._look, run, group)  # what changed before
+        self.reactor.soon(self._look, run, group)  # what changed before
 
     def _poll_later(self, run: LaunchedRun, group: RunCgroup, error: OSError) -> None:
         """Read the file now and then, until there is a descriptor to watch it with."""
-        self._complaints.failed(error)
-        self._reactor.later(self._poll, run, group)
+        self.complaints.failed(error)
+        self.reactor.later(self._poll, run, group)
 
     def _poll(self, run: LaunchedRun, group: RunCgroup) -> None:
         if group.events is None and (run.emptying or run.freezing):
-            self._learn(run, group, cgroupfs.read(f"{group.directory}/cgroup.events") or _EMPTY)
+            self.learn(run, group, cgroupfs.read(f"{group.directory}/cgroup.events") or _EMPTY)
         if group.events is None and (run.emptying or run.freezing):
             self.watch(run, group)
 
@@ -238,9 +232,9 @@ class CgroupEvents:
         except OSError as error:
             if error.errno not in kernel.GONE:
                 raise
-            self._cgroups.unwatch(group)
+            self.cgroups.unwatch(group)
             events = _EMPTY
-        self._learn(run, group, events)
+        self.learn(run, group, events)
 
 
 # ---- Control files that act on a whole cgroup: `cgroup.freeze` and `cgroup.kill`

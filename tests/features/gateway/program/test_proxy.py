@@ -9,7 +9,7 @@ import os
 import random
 import socket
 import zlib
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -456,6 +456,30 @@ async def test_a_client_that_hangs_up_while_the_provider_thinks(streamed: bool) 
         assert told.partial is streamed
         assert told.tokens == (Tokens(input=the.daemon.asked[0].input_tokens) if streamed else None)
         assert told.error == "it hung up"
+
+
+async def test_a_client_may_hang_up_while_a_connection_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sfad.features.gateway.program.exchange.SILENT_AFTER", 0.05)
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, ExitStack() as opened:
+        while True:  # one that has no room for another connection does not answer it
+            waiting = opened.enter_context(socket.socket())
+            waiting.settimeout(0.5)
+            try:
+                waiting.connect(full.getsockname())
+            except TimeoutError:
+                break
+        url = f"http://127.0.0.1:{full.getsockname()[1]}"
+        async with house(
+            Provider(saying()), upstreams={"up": Upstream("up", url, "anthropic")}
+        ) as the:
+            stream = await the.connect()
+            await stream.send_all(post(MESSAGES, CALL))
+            await until(lambda: bool(the.daemon.silent_calls))
+            await stream.aclose()
+            told = await the.told()
+            assert (told.error, told.failed) == ("it hung up", False)
 
 
 async def test_a_silent_provider_is_told_and_a_call_given_up_then_has_failed(

@@ -2,12 +2,12 @@
 
 from msgspec import Struct
 
-from ...core.context import Context
-from ...core.life.pausing import Pausing
-from ...core.life.stopping import Stopping
-from ...core.state.run import Ending, Run
-from ...core.state.vocabulary import ReasonKind, Timer
-from ...protocol.types import Reason, Status
+from ....core.context import Context
+from ....core.life.pausing import Pausing
+from ....core.life.stopping import Stopping
+from ....core.state.run import Ending, Run
+from ....core.state.vocabulary import ReasonKind, Timer
+from ....protocol.types import Reason, Status
 from .heard import GrantTended
 
 

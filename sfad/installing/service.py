@@ -22,9 +22,9 @@ from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 
-from . import exits
-from .host import probe
-from .protocol.paths import SYSTEM_SOCKET, SYSTEM_STATE, daemon_socket, state_dir, xdg
+from .. import exits
+from ..host import probe
+from ..protocol.paths import SYSTEM_SOCKET, SYSTEM_STATE, daemon_socket, state_dir, xdg
 
 STARTED = ("sfad.socket", "sfad.service")
 """The units that are enabled and started, in this order: systemd does not start the socket of a
@@ -81,7 +81,7 @@ def client() -> list[str]:
 
 
 def templates(*, user: bool) -> dict[str, str]:
-    """Return the units by name. In a wheel they are beside this file, in a checkout in
+    """Return the units by name. In a wheel they are in `sfad/units/`, in a checkout in
     `systemd/`."""
     top = files() / "user" if user else files()
     return {
@@ -93,8 +93,8 @@ def templates(*, user: bool) -> dict[str, str]:
 
 def files() -> Path:
     """Return the directory with the units and what else is installed."""
-    packaged = Path(__file__).with_name("units")
-    return packaged if packaged.is_dir() else Path(__file__).parents[1] / "systemd"
+    packaged = Path(__file__).parents[1] / "units"
+    return packaged if packaged.is_dir() else Path(__file__).parents[2] / "systemd"
 
 
 def render(template: str, commands: Mapping[str, Sequence[str]], version: int = 0) -> str:

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
-from .install import CLIENT_PLACEHOLDER, Installer, client, files, render
+from .service import CLIENT_PLACEHOLDER, Installer, client, files, render
 
 UNIT = "sfad-web.service"
 _OF_FILES = ("--cert", "--key", "--socket")

@@ -9,33 +9,35 @@ from operator import attrgetter
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ...core import commands as c
-from ...core.admission.candidate import limits_for
-from ...core.admission.guard import unenforced
-from ...core.context import Context, grace_of
-from ...core.life.attempts import AttemptTracker
-from ...core.life.lifecycle import Lifecycle
-from ...core.life.pausing import Pausing
-from ...core.life.spending import Spending
-from ...core.life.stopping import Stopping, StopRequests
-from ...core.state.account import NOTHING, OpenReservation, Use
-from ...core.state.grants import Remote
-from ...core.state.limits import ActiveLimit
-from ...core.state.money import to_core, to_wire
-from ...core.state.policy import Invalid
-from ...core.state.request import Asked
-from ...core.state.run import Attempt, Ending, ProcessExit, Run, Rung
-from ...core.state.tree import Remembered, typed_bounds
-from ...core.state.vocabulary import ReasonKind, Timer
-from ...protocol.kinds import KINDS, ROLES
-from ...protocol.limits import format_amount
-from ...protocol.types import Action, Bound, Grant, Limit, LimitKind, Reason, Status, Wanted
+from ....core import commands as c
+from ....core.admission.candidate import limits_for
+from ....core.admission.guard import unenforced
+from ....core.context import Context, grace_of
+from ....core.life.attempts import AttemptTracker
+from ....core.life.lifecycle import Lifecycle
+from ....core.life.pausing import Pausing
+from ....core.life.spending import Spending
+from ....core.life.stopping import Stopping, StopRequests
+from ....core.state.account import NOTHING, OpenReservation, Use
+from ....core.state.grants import Remote
+from ....core.state.limits import ActiveLimit
+from ....core.state.money import to_core, to_wire
+from ....core.state.policy import Invalid
+from ....core.state.request import Asked
+from ....core.state.run import Attempt, Ending, ProcessExit, Run, Rung
+from ....core.state.tree import Remembered, typed_bounds
+from ....core.state.vocabulary import ReasonKind, Timer
+from ....protocol.kinds import KINDS, ROLES
+from ....protocol.limits import format_amount
+from ....protocol.types import Action, Bound, Grant, Limit, LimitKind, Reason, Status, Wanted
+from ..feature import FleetConfig
 from . import heard as h
-from .feature import FleetConfig
 
 # ---- The share of a tree that a run takes with it
 
 _SHARED = (LimitKind.COST, LimitKind.TOKENS, LimitKind.TURNS)
+FLEET = "fleet"
+"""`Reason.kind` of a run that no other node executes."""
 PART = 4
 """A run that asks for no share gets one part of so many of what is left."""
 HANDED_ON = "SFA_MAX_DESCENDANTS"
@@ -303,7 +305,7 @@ class Giving(Struct, frozen=True):
             why = str(invalid)
         if why is not None:
             self._lifecycle.decide_end(
-                run, at, Ending(Status.FAILED, Reason(kind=ReasonKind.FLEET, message=why))
+                run, at, Ending(Status.FAILED, Reason(kind=FLEET, message=why))
             )
             self._lifecycle.finish(run, at)
             return
@@ -383,9 +385,7 @@ class Giving(Struct, frozen=True):
 
     def lost(self, run: Run, heard: h.GrantLost, at: float) -> None:
         if run.remote is not None and run.remote.node is not None:
-            self._end(
-                run, at, Ending(Status.LOST, Reason(kind=ReasonKind.FLEET, message=heard.why))
-            )
+            self._end(run, at, Ending(Status.LOST, Reason(kind=FLEET, message=heard.why)))
 
     def renewed(self, run: Run, at: float) -> None:
         if run.remote is not None:

@@ -1,5 +1,5 @@
-"""Answers from a state directory without its daemon: `python -m sfad.history STATE_DIR`, with a
-socket as stdin.
+"""Answers from a state directory without its daemon: `python -m sfad.daemon.history STATE_DIR`,
+with a socket as stdin.
 
 `sfactl` starts this program where no daemon listens, and speaks the protocol with it. The program
 reads the ledger and the output files; it creates, changes and migrates nothing. It is a process of
@@ -16,24 +16,24 @@ from pathlib import Path
 
 import msgspec
 
-from . import __version__
-from .core.state.access import EVERYTHING, Scope
-from .core.state.run import run_id, run_number
-from .daemon.lookup import LISTED_RUNS, find_run
-from .daemon.server.results import NOT_KEPT, no_output, result
-from .host.files import UNDECODABLE
-from .protocol import messages as m
-from .protocol.errors import RequestError, unavailable, wrong_state
-from .protocol.framing import MAX_REQUEST, SUPPORTED, FrameDecoder
-from .protocol.types import ErrorCode, Reason, RunId, RunInfo
-from .storage.ledger.database import LedgerError
-from .storage.ledger.opening import open_past
-from .storage.ledger.queries import CALLS, Page, Reader, Selection
-from .storage.ledger.records import EventFilter, event_page
-from .storage.ledger.rows import with_totals
-from .storage.ledger.summary import Summariser, page_of
-from .storage.output.files import OutputFiles
-from .storage.output.times import told
+from .. import __version__
+from ..core.state.access import EVERYTHING, Scope
+from ..core.state.run import run_id, run_number
+from ..host.files import UNDECODABLE
+from ..protocol import messages as m
+from ..protocol.errors import RequestError, unavailable, wrong_state
+from ..protocol.framing import MAX_REQUEST, SUPPORTED, FrameDecoder
+from ..protocol.types import ErrorCode, Reason, RunId, RunInfo
+from ..storage.ledger.database import LedgerError
+from ..storage.ledger.opening import open_past
+from ..storage.ledger.queries import CALLS, Page, Reader, Selection
+from ..storage.ledger.records import EventFilter, event_page
+from ..storage.ledger.rows import with_totals
+from ..storage.ledger.summary import Summariser, page_of
+from ..storage.output.files import OutputFiles
+from ..storage.output.times import told
+from .lookup import LISTED_RUNS, find_run
+from .server.results import NOT_KEPT, no_output, result
 
 UNKNOWN = "no daemon is running, so this is its last known state"
 

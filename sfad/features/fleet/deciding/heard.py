@@ -2,9 +2,9 @@
 
 from msgspec import Struct
 
-from ...core.state.account import NOTHING, Use
-from ...core.state.request import Asked
-from ...protocol.types import Check, Reason, RunId, Status, Wanted
+from ....core.state.account import NOTHING, Use
+from ....core.state.request import Asked
+from ....protocol.types import Check, Reason, RunId, Status, Wanted
 
 
 class PlacementWaits(Struct, frozen=True):

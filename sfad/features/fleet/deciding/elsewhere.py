@@ -2,10 +2,10 @@
 
 from typing import assert_never, cast
 
-from ...core.elsewhere import Elsewhere
-from ...core.machine import Components
-from ...core.state.run import Run
-from ...core.state.tree import Remembered
+from ....core.elsewhere import Elsewhere
+from ....core.machine import Components
+from ....core.state.run import Run
+from ....core.state.tree import Remembered
 from . import heard as h
 from .giving import Giving
 from .taking import Taking
@@ -55,6 +55,15 @@ class OnNodes(Elsewhere):
 
     def never_sent(self, run: Run) -> None:
         self._giving.never_sent(run)
+
+    def limits_of(self, run: Run) -> str:
+        assert run.remote is not None
+        number = run.remote.id
+        where = f"{run.remote.node}/{number}" if number else "there, once it has started"
+        return (
+            f"run {run.id} has its limits on the node where it executes: "
+            f"sfactl limit --fleet {where}"
+        )
 
     def adopt(self, one: Remembered, at: float) -> bool:
         return self._giving.adopt(one, at)
