@@ -137,6 +137,7 @@ class Machine:
         self.scope = context.scope
         self.why_sessions_refused = context.why_sessions_refused
         self.reservation = self._spending.reservation
+        self.calls_of_users = self._spending.under_way
         self.tickets = self._stop_requests.tickets
         self.drained_at = self._stopping.drained_at
         self.count_before = self._admission.count_before

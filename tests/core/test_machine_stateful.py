@@ -945,7 +945,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
     def calls_under_way_add_up(self) -> None:
         """What is summed for each user is what the live runs have reserved."""
         machine = self.world.machine
-        under_way = machine._spending.under_way
+        under_way = machine.calls_of_users
         for user in {book.run.user for book in self.world.books.values()}:
             accounts = [run.account for run in machine.tree if run.user == user]
             assert under_way.count(user) == sum(
