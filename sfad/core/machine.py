@@ -380,8 +380,8 @@ class Machine:
 
     def _agent_held(self, run: Run, at: float) -> None:
         """Note that a run holds an agent program, so that its tree can spend."""
-        if not run.holds_agent:
-            run.holds_agent = True
+        if not run.seen.holds_agent:
+            run.seen.holds_agent = True
             self._ctx.changed(run)
             if self._ctx.purses.known:
                 self._ctx.purses.look_at(run, at)

@@ -259,6 +259,11 @@ class RunCatalogue:
             if ended is not None:
                 self._drop(run, ended)
 
+    @property
+    def encoded_size(self) -> int:
+        """Bytes of the rows that are kept encoded."""
+        return sum(rows.size for rows in self._encoded.values())
+
     def forget_requests(self, runs: Iterable[RunId]) -> None:
         """A request with the key of one of these runs is to be answered with another run."""
         gone = set(runs)

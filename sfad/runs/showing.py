@@ -85,8 +85,8 @@ def info_of(
         more["usage_by_source"] = {
             source: _usage(source, use, elapsed) for source, use in sources.items()
         }
-    if run.unadmitted:
-        more["unadmitted"] = run.unadmitted
+    if run.seen.unadmitted:
+        more["unadmitted"] = run.seen.unadmitted
     if latest.trouble is not None or latest.failing is not None:
         more["api_trouble"] = _trouble(run)
     if run.account.reservations:
@@ -236,10 +236,10 @@ def _limits(live: Live, spent: float) -> list[LimitState]:
     # states each time would be a tenth of the daemon's work in a burst of runs
     run, account = live.run, live.run.account
     known = account.known
-    if live.unused is None or known or run.bypassed:
+    if live.unused is None or known or run.seen.bypassed:
         states = list[LimitState]()
         unused = live.unused = list[LimitState]()
-        gated = live.gated and not run.bypassed
+        gated = live.gated and not run.seen.bypassed
         for active in run.limits.values():
             states.append(state := _limit(live, active, spent, known=known, gated=gated))
             if state.kind is not LimitKind.TIME:

@@ -262,7 +262,9 @@ class MeterNotices(Struct):
         """Its session files cannot be told from those of another run."""
         if self.live.program is None:
             self.live.set_meter(silent=True)
-        if not self.live.gated or self.live.run.bypassed:  # else the gateway knows what it uses
+        if (
+            not self.live.gated or self.live.run.seen.bypassed
+        ):  # else the gateway knows what it uses
             self.publish(EventType.METER_SILENT, self.live.run.id, message)
 
     def skipped(self, count: int) -> None:

@@ -98,7 +98,7 @@ class Signs:
 def _agent_programs(live: Live) -> int:
     """Return how many agent programs are alive in a run: its own, and those that it has started."""
     own = program_name(live.run.asked.shown.argv) in AGENT_COMMANDS
-    return own + sum(kernel.is_alive(*process) for process in live.run.unadmitted_seen.items())
+    return own + sum(kernel.is_alive(*process) for process in live.run.seen.started.items())
 
 
 class _Watched(Struct):

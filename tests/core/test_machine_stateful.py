@@ -626,12 +626,12 @@ class MachineAgainstShell(RuleBasedStateMachine):
     def agent_seen(self, data: st.DataObject, pid: int, is_main: bool) -> None:
         """An agent program was started without asking, or is the run's own."""
         book = self.world.live[data.draw(st.sampled_from(sorted(self.world.boxes)))]
-        before, stopping = book.run.unadmitted, book.run.status is Status.STOPPING
+        before, stopping = book.run.seen.unadmitted, book.run.status is Status.STOPPING
         process = e.AgentProcess(pid, 1, "claude", "claude", is_main=is_main)
         self.world.feed(e.AgentSeen(self.world.now, book.run.id, process))
-        assert not (is_main or stopping) or book.run.unadmitted == before
+        assert not (is_main or stopping) or book.run.seen.unadmitted == before
         for each in (book, *book.ancestors):
-            each.unasked += book.run.unadmitted - before
+            each.unasked += book.run.seen.unadmitted - before
 
     @precondition(lambda self: self.world.boxes)
     @rule(data=st.data(), tools=st.sampled_from([("Read",), ("Bash", "Read"), ("Bash", "Bash")]))

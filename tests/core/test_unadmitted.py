@@ -69,7 +69,7 @@ def test_what_counts(argv: str, process: e.AgentProcess, counts: bool) -> None:
     if counts:
         t << "publish unadmitted a1"
     t.quiet()
-    assert (t.run(a).admitted, t.run(a).unadmitted) == (counts, counts)
+    assert (t.run(a).admitted, t.run(a).seen.unadmitted) == (counts, counts)
 
 
 def test_it_counts_once_against_the_budget_of_the_run_and_its_ancestors_for_good() -> None:
@@ -79,7 +79,7 @@ def test_it_counts_once_against_the_budget_of_the_run_and_its_ancestors_for_good
     assert t.changed == {a, b}
     assert not counted(t, b, seen())
     assert counted(t, b, seen()._replace(started=8))  # another process with its pid
-    assert (t.run(a).admitted, t.run(b).admitted, t.run(a).unadmitted) == (3, 2, 0)
+    assert (t.run(a).admitted, t.run(b).admitted, t.run(a).seen.unadmitted) == (3, 2, 0)
     assert t.refused("c", inside(a)).kind == "budget"
 
 
@@ -149,8 +149,8 @@ def test_a_bomb_is_counted_and_told_a_few_times() -> None:
     t = Transcript(program_profile=False)
     a = t.start("a")
     events = [told(t, a, seen(100 + n)) for n in range(1000)]
-    assert t.run(a).unadmitted == t.run(a).admitted == 1000
-    assert len(t.run(a).unadmitted_seen) == 256
+    assert t.run(a).seen.unadmitted == t.run(a).admitted == 1000
+    assert len(t.run(a).seen.started) == 256
     assert len([event for event in events if event]) == 16 + 5  # 32, 64, …, 512
 
 
@@ -166,7 +166,7 @@ def test_each_process_counts_once_for_each_run_above_it(times: list[tuple[int, i
         assert counted(t, runs[at], seen(pid)._replace(started=started)) == new
         expected[at] += new
     for at, run in enumerate(runs):
-        assert t.run(run).unadmitted == expected[at]
+        assert t.run(run).seen.unadmitted == expected[at]
         assert t.run(run).admitted == sum(expected[at:]) + 2 - at
 
 

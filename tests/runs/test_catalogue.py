@@ -162,9 +162,9 @@ async def test_a_run_that_was_deleted_leaves_memory(tmp_path: Path) -> None:
         run = await ended(runtime)
         assert listed(runtime.catalogue) == [run]
         assert listed(runtime.catalogue, limits=False) == [run]
-        assert sum(rows.size for rows in runtime.catalogue._encoded.values()) > 0
+        assert runtime.catalogue.encoded_size > 0
         runtime.catalogue.forget([run])
-        assert sum(rows.size for rows in runtime.catalogue._encoded.values()) == 0
+        assert runtime.catalogue.encoded_size == 0
 
 
 async def test_rows_leave_out_what_is_as_its_default_and_the_limits_of_ended_runs_if_asked(

@@ -46,7 +46,7 @@ class Unadmitted(Struct, frozen=True):
         self._ctx.do(c.MeterAgent(run.id, process))
         if _counted(run, process):
             return
-        depth = len(run.ancestors) + 1 + sum(pid in run.unadmitted_seen for pid, _ in process.above)
+        depth = len(run.ancestors) + 1 + sum(pid in run.seen.started for pid, _ in process.above)
         self._count(run, process)
         message = (
             f"'{process.program}' (process {process.pid}) was started within run "
@@ -54,7 +54,11 @@ class Unadmitted(Struct, frozen=True):
             f"it counts as a descendant ({run.admitted} of {run.birth.max_descendants.value})"
         )
         advice = HOW_TO_ASK.format(process.program)
-        if policy == "terminate" or run.unadmitted <= _EACH_TOLD or run.unadmitted.bit_count() == 1:
+        if (
+            policy == "terminate"
+            or run.seen.unadmitted <= _EACH_TOLD
+            or run.seen.unadmitted.bit_count() == 1
+        ):
             event = Event(
                 type=EventType.UNADMITTED, severity="medium", message=f"{message}; {advice}",
                 action=Action(policy), program=process.program, pid=process.pid,
@@ -68,18 +72,18 @@ class Unadmitted(Struct, frozen=True):
             )
 
     def _count(self, run: Run, process: e.AgentProcess) -> None:
-        run.unadmitted += 1
-        run.unadmitted_seen.pop(process.pid, None)
-        run.unadmitted_seen[process.pid] = process.started
-        if len(run.unadmitted_seen) > _REMEMBERED:
-            del run.unadmitted_seen[next(iter(run.unadmitted_seen))]
+        run.seen.unadmitted += 1
+        run.seen.started.pop(process.pid, None)
+        run.seen.started[process.pid] = process.started
+        if len(run.seen.started) > _REMEMBERED:
+            del run.seen.started[next(iter(run.seen.started))]
         for each in run.lineage:
             each.admitted += 1
             self._ctx.changed(each)
 
 
 def _counted(run: Run, process: e.AgentProcess) -> bool:
-    return run.unadmitted_seen.get(process.pid) == process.started
+    return run.seen.started.get(process.pid) == process.started
 
 
 def _asked_for(run: Run, process: e.AgentProcess) -> bool:
@@ -148,7 +152,7 @@ class Bypasses(Struct, frozen=True):
 
     def _tell(self, run: Run, cause: str, found: str, at: float) -> None:
         for each in run.lineage:
-            each.bypassed.add(cause if each is run else "below")
+            each.seen.bypassed.add(cause if each is run else "below")
             self._ctx.changed(each)
         self._spending.note_around(run)
         message = (
@@ -179,7 +183,7 @@ def _may_go_around(run: Run, cause: str) -> bool:
     metered, not astray; the session file of another program within it may tell more."""
     if _meters_itself(run) and cause != "session":
         return False
-    return run.asked.sources.gated and cause not in run.bypassed
+    return run.asked.sources.gated and cause not in run.seen.bypassed
 
 
 def _meters_itself(run: Run) -> bool:
@@ -218,11 +222,11 @@ class HandOffs(Struct, frozen=True):
     def seen(self, run: Run, ev: e.HandedOff) -> None:
         if (
             run.status is Status.STOPPING
-            or ev.what in run.handed_off
-            or len(run.handed_off) >= _HAND_OFFS_TOLD
+            or ev.what in run.seen.handed_off
+            or len(run.seen.handed_off) >= _HAND_OFFS_TOLD
         ):
             return
-        run.handed_off.add(ev.what)
+        run.seen.handed_off.add(ev.what)
         self._ctx.changed(run)
         message = (
             f"'{ev.program}' hands work to a server outside of the run: {ev.what}. There it has no "

@@ -379,6 +379,23 @@ class Birth(Struct, frozen=True):
     """Each of them must allow a model; its own come last."""
 
 
+class Seen(Struct, omit_defaults=True):
+    """What was seen of a run's processes that the daemon was not asked about."""
+
+    unadmitted: int = 0
+    """Agent programs that were started within it without asking. Each counts in `State.admitted`,
+    too."""
+    started: dict[int, int] = {}
+    """The last of these: when each started, by pid."""
+    holds_agent: bool = False
+    """An agent program was seen in it."""
+    bypassed: set[str] = set()
+    """How it was seen to use its model around the gateway: `stream`, `session`, `connection`;
+    `below`: a run below it was."""
+    handed_off: set[str] = set()
+    """What was seen of work that it hands to servers outside of its tree."""
+
+
 @dataclass(slots=True, eq=False)
 class State:
     """What changes of a run, and is saved after each change."""
@@ -398,9 +415,9 @@ class State:
     clock: Clock = field(default_factory=Clock)
     account: Account = field(default_factory=Account)
     tools_said: set[str] = field(default_factory=set)
+    """Forbidden tools whose use was published."""
     free_models: set[str] = field(default_factory=set)
     """Models of its calls that cost nothing, for what its agent tells of them."""
-    """Forbidden tools whose use was published."""
     paused: Paused | None = None
     limit_hold: LimitHold | None = None
     retry_at: float | None = None
@@ -415,18 +432,10 @@ class State:
     """The spawn request that still waits for its answer."""
     pause_tokens: list[Token] = field(default_factory=list)
     """Pause requests that wait until it is frozen."""
-    unadmitted: int = 0
-    """Agent programs that were started within it without asking. Each counts in `admitted`, too."""
-    unadmitted_seen: dict[int, int] = field(default_factory=dict)
-    """The last of these: when each started, by pid."""
+    seen: Seen = field(default_factory=Seen)
     streak: Streak | None = None
     called: bool = False
     """A call of it, or of a run below it, has come to the gateway."""
-    holds_agent: bool = False
-    """An agent program was seen in it."""
-    bypassed: set[str] = field(default_factory=set)
-    """How it was seen to use its model around the gateway: `stream`, `session`, `connection`;
-    `below`: a run below it was."""
     misses_calls: bool = False
     """Its agent may have made calls that it does not know of: it failed, was interrupted, or stood
     still for long. They may be billed, so what its output and its session files tell is partial."""
@@ -458,8 +467,6 @@ class State:
     """Another node has granted it."""
     stopped_children: StoppedChildren | None = None
     """What the end of its present attempt has stopped."""
-    handed_off: set[str] = field(default_factory=set)
-    """What was seen of work that it hands to servers outside of its tree."""
     after_cut: str = ""
     """What follows, while `cut` is set."""
     partial_below: bool = False
@@ -731,7 +738,7 @@ class Run(State):
     @property
     def goes_around(self) -> bool:
         """Whether the run itself has called its model around the gateway."""
-        return bool(self.bypassed - {"below"})
+        return bool(self.seen.bypassed - {"below"})
 
     @property
     def tree_can_spend(self) -> bool:
@@ -741,7 +748,7 @@ class Run(State):
         return bool(self.account.below) or any(
             run.asked.sources.agent_program
             or run.asked.sources.metered
-            or run.holds_agent
+            or run.seen.holds_agent
             or run.called
             or run.account.metered
             for run in self.subtree()

@@ -120,6 +120,14 @@ class Carrier(Protocol):
         touch the gateway."""
 
 
+class OwnState(Struct, frozen=True):
+    """What is saved of a feature, whose half in the core asks for that."""
+
+    changes: Callable[[], Changes]
+    saved: Callable[[], object] = lambda: None
+    """What was returned is saved, or is going to be."""
+
+
 class Sharing(Struct, frozen=True):
     """What a feature shares with the daemons of other machines."""
 
@@ -238,10 +246,7 @@ class Part(Struct, kw_only=True):
     """The end of a run is on record, or will be when the ledger can be written."""
     told: Callable[[object], object] | None = None
     """Takes what its half in the core tells (`core.commands.Tell`)."""
-    state: Callable[[], Changes] | None = None
-    """Returns what is saved of the feature, whose half in the core has asked for that."""
-    state_saved: Callable[[], object] | None = None
-    """What it has returned is saved, or is going to be."""
+    state: OwnState | None = None
     sharing: Sharing | None = None
     """What it shares with the daemons of other machines."""
     kept: Kept | None = None
@@ -483,12 +488,12 @@ class Parts:
     def state(self, feature: str) -> Changes:
         """Return what is saved of a feature."""
         state = self._part(feature).state
-        return state() if state is not None else {}
+        return state.changes() if state is not None else {}
 
     def state_saved(self, feature: str) -> None:
         part = self._part(feature)
-        if part.state_saved is not None:
-            part.state_saved()
+        if part.state is not None:
+            part.state.saved()
         if self._features[feature].shares:
             for each in self._loaded.values():
                 if each.shared_changed is not None:

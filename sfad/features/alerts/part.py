@@ -6,7 +6,7 @@ import trio
 
 from ...core.state.access import EVERYTHING, Peer, Scope
 from ...core.state.money import to_usd
-from ...daemon.loop.seam import Heart, Part
+from ...daemon.loop.seam import Heart, OwnState, Part
 from ...durable.snapshots import Changes
 from ...host.clock import wall_clock
 from ...protocol.texts.units import counted
@@ -63,4 +63,4 @@ def part(heart: Heart) -> Part:
         found = len(alerts.shared) + sum(len(alerts.of(run)) for run in lives)
         return counted(found, "alert") if found else ""
 
-    return Part(begin=show, state=state, status=status, notice=notice)
+    return Part(begin=show, state=OwnState(state), status=status, notice=notice)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import assert_never
 
 from ...core.state.access import Peer, Scope
-from ...daemon.loop.seam import Heart, Part
+from ...daemon.loop.seam import Heart, OwnState, Part
 from ...daemon.server.asker import Asker
 from ...durable.snapshots import Changes
 from .books import BudgetBooks, SavedCharges
@@ -60,6 +60,7 @@ def part(heart: Heart) -> Part:
 
     return Part(
         verbs={AskAllowances: ask_allowances}, loaded=follow, reconfigure=follow,
-        begin=books.look, told=told, state=state, serve=requests.serve, rest=requests.rest,
-        go_on=requests.go_on, status=status, measured=lambda: metrics_of(charges),
+        begin=books.look, told=told, state=OwnState(state), status=status,
+        serve=requests.serve, rest=requests.rest, go_on=requests.go_on,
+        measured=lambda: metrics_of(charges),
     )  # fmt: skip

@@ -140,7 +140,7 @@ class ConnectionWatch:
 
     def _should_call(self, live: Live) -> bool:
         """Return whether calls of the run should come through the gateway."""
-        return live.gated and "connection" not in live.run.bypassed
+        return live.gated and "connection" not in live.run.seen.bypassed
 
     async def serve(self) -> None:
         pause = LOOK_EVERY

@@ -8,7 +8,7 @@ import trio
 
 from ...core import events as e
 from ...core.state.access import Peer, Scope
-from ...daemon.loop.seam import Heart, Part, Sharing
+from ...daemon.loop.seam import Heart, OwnState, Part, Sharing
 from ...durable.snapshots import Changes
 from ...host.clock import wall_clock
 from ...protocol.requests.gateway import SeeWindows
@@ -30,13 +30,13 @@ def part(heart: Heart) -> Part:
     def status(_peer: Peer, scope: Scope) -> Mapping[str, object]:
         return {"plans": list(accounts_of(subscriptions, scope, wall_clock().timestamp()))}
 
-    def state() -> Changes:
+    def unsaved() -> Changes:
         found = list(subscriptions.unsaved.values())
         subscriptions.unsaved.clear()
         unrecorded.extend(found)
         return changes(found)
 
-    def state_saved() -> None:
+    def saved() -> None:
         for each in unrecorded:
             books.record(each)
         unrecorded.clear()
@@ -58,4 +58,4 @@ def part(heart: Heart) -> Part:
             at = trio.current_time()
             heart.feed(e.WindowsSeen(at, time, seen, one.uid, now.timestamp()))
 
-    return Part(state=state, state_saved=state_saved, sharing=Sharing(shared, heard), status=status)
+    return Part(state=OwnState(unsaved, saved), sharing=Sharing(shared, heard), status=status)

@@ -850,7 +850,7 @@ def test_use_that_the_gateway_did_not_see_is_told_and_ends_a_run_that_a_person_h
     t >> t.used(b, "session", input_tokens=900, output_tokens=100)
     assert f"publish gateway_bypassed {b}" in t.left
     t.skip()
-    assert (t.run(a).bypassed, t.run(b).bypassed) == ({"below"}, {"session"})
+    assert (t.run(a).seen.bypassed, t.run(b).seen.bypassed) == ({"below"}, {"session"})
     assert (t.run(b).status is Status.STOPPING, t.run(a).status) == (ends, Status.RUNNING)
     t >> t.used(b, "session", input_tokens=1800, output_tokens=200)
     assert f"publish gateway_bypassed {b}" not in t.left, "it is told once"
@@ -864,12 +864,12 @@ def test_figures_of_calls_that_the_gateway_saw_or_sees_now_tell_of_no_way_around
     (t >> t.used(a, "session", input_tokens=1000, output_tokens=100)).skip()
     (t >> t.called(name, input_tokens=1000, output_tokens=100)).skip()
     (t >> t.used(a, "stream", input_tokens=2000, output_tokens=300)).skip()
-    assert not t.run(a).bypassed
+    assert not t.run(a).seen.bypassed
     (t >> t.used(a, "stream", input_tokens=30_000, output_tokens=300)).skip()
-    assert t.run(a).bypassed
+    assert t.run(a).seen.bypassed
     free = t.start("free", limits="cost=5")
     (t >> t.used(free, "session", input_tokens=1000, output_tokens=100)).skip()
-    assert not t.run(free).bypassed, "it does not use the gateway"
+    assert not t.run(free).seen.bypassed, "it does not use the gateway"
 
 
 def test_what_a_child_uses_through_the_gateway_may_be_in_the_output_of_the_run_above_it() -> None:
@@ -879,9 +879,9 @@ def test_what_a_child_uses_through_the_gateway_may_be_in_the_output_of_the_run_a
     name, _ = t.admitted(t.call(b))
     (t >> t.called(name, input_tokens=30_000, output_tokens=100)).skip()
     (t >> t.used(a, input_tokens=30_000, output_tokens=120)).skip()
-    assert not t.run(a).bypassed
+    assert not t.run(a).seen.bypassed
     (t >> t.used(a, input_tokens=90_000, output_tokens=120)).skip()
-    assert t.run(a).bypassed == {"stream"}
+    assert t.run(a).seen.bypassed == {"stream"}
 
 
 @pytest.mark.parametrize("source", ["stream", "report"])
@@ -894,9 +894,9 @@ def test_an_agent_that_meters_itself_goes_around_nothing(source: Source) -> None
     t >> e.ModelReached(t.at, b, "opencode", "api.openai.com:443")
     t >> t.used(b, "session", input_tokens=100_000, output_tokens=100)
     t.quiet()
-    assert not t.run(b).bypassed
+    assert not t.run(b).seen.bypassed
     t >> t.used(b, "session", input_tokens=300_000, output_tokens=100)
-    assert t.run(b).bypassed == {"session"}, "a program within it uses more than it tells"
+    assert t.run(b).seen.bypassed == {"session"}, "a program within it uses more than it tells"
     t.skip()
 
 
@@ -919,7 +919,7 @@ def test_a_call_on_a_connection_to_a_model_tells_of_a_way_around_the_gateway(
     reached = e.ModelReached(t.at, a, "opencode", "api.openai.com:443", 34 << 10)
     t >> reached << f"publish gateway_bypassed {a}"
     t.skip()
-    assert t.run(a).bypassed == {"connection"}
+    assert t.run(a).seen.bypassed == {"connection"}
     assert (t.run(a).status is Status.STOPPING) == ends
     reason = t.run(a).shown_reason
     assert (
@@ -948,7 +948,7 @@ def test_work_that_is_handed_to_a_server_outside_is_told_and_ends_a_run_that_a_p
     handed = e.HandedOff(t.at, b, "claude", "`claude --bg` hands work to a server")
     t >> handed << f"publish handed_off {b}"
     t.skip()
-    assert t.run(b).handed_off == {"`claude --bg` hands work to a server"}
+    assert t.run(b).seen.handed_off == {"`claude --bg` hands work to a server"}
     assert (t.run(b).status is Status.STOPPING, t.run(a).status) == (ends, Status.RUNNING)
     t >> handed
     t.quiet()
@@ -961,7 +961,7 @@ def test_a_connection_tells_nothing_of_a_run_whose_calls_need_not_come_through_t
     free = t.start("free", limits="cost=5")
     t >> e.ModelReached(t.at, free, "opencode", "api.openai.com:443")
     t.quiet()
-    assert not t.run(free).bypassed
+    assert not t.run(free).seen.bypassed
 
 
 def test_what_went_around_the_gateway_adds_to_what_came_through_it() -> None:
@@ -979,9 +979,9 @@ def test_what_went_around_the_gateway_adds_to_what_came_through_it() -> None:
     (t >> t.called(t.admitted(t.call(b))[0], input_tokens=900, cost=0.25)).skip()
     assert shown() == ("gateway", 0.25, 900, False)
     (t >> t.used(b, "session", input_tokens=90, output_tokens=10, cost=0.5)).skip()
-    assert not t.run(b).bypassed, "that may be one of the gateway's calls"
+    assert not t.run(b).seen.bypassed, "that may be one of the gateway's calls"
     (t >> t.used(b, "around", input_tokens=90, output_tokens=10, cost=0.5)).skip()
-    assert t.run(b).bypassed == {"session"}
+    assert t.run(b).seen.bypassed == {"session"}
     assert shown() == ("gateway", 0.75, 1000, True)
     # the session of the program that calls through the gateway is found, too
     (t >> t.used(b, "session", input_tokens=1000, output_tokens=10, cost=0.875)).skip()
