@@ -79,6 +79,7 @@ class Nodes:
             await self.fleet.connected.wait()
             with suppress(OSError):
                 await self.look()
+            self._looked_at = -math.inf  # others may join just after it
             await self.fleet.disconnected.wait()
 
     async def look(self) -> None:
@@ -86,8 +87,9 @@ class Nodes:
         daemon is in no fleet."""
         if not self.fleet.enabled:
             raise NotConnected(NOT_JOINED)
-        if trio.current_time() - self._looked_at > LOOK:
-            patience = UNKNOWN if len(self.names) < 2 else UNKNOWN / 10
+        is_alone = len(self.names) < 2
+        if trio.current_time() - self._looked_at > LOOK or (is_alone and self._told.is_set()):
+            patience = UNKNOWN if is_alone else UNKNOWN / 10
             self._wait_until = trio.current_time() + patience
             self._looked_at, self._told = trio.current_time(), trio.Event()
             try:
