@@ -106,12 +106,10 @@ class Starting:
         `RequestError`, `OSError`."""
         if (looks := self.leading.look(around)) is not None:
             around.setups = await looks
-        # what a request is decided by: its words, and beside these
         asked = _asked(around)
-        beside = around.setups, self._parts.version, self.leading.beside(around.peer.uid)
-        known, p = self._known.get(asked, (None, None))
-        if p is None or known != beside:
-            p = await self._decide(around, asked, beside)
+        beside, p = self._known.get(asked, (None, None))
+        if p is None or beside != self._beside(around):
+            p = await self._decide(around, asked)
         elif around.order.tied:  # each to its own connection
             p = replace(p, asked=replace(p.asked, tied_to=around.connection))
         if (waits := self.leading.have(p, around)) is not None:
@@ -120,7 +118,7 @@ class Starting:
                 check(p, around)
         return p
 
-    async def _decide(self, around: Surroundings, asked: _Asked | None, beside: object) -> Prepared:
+    async def _decide(self, around: Surroundings, asked: _Asked | None) -> Prepared:
         p, has_waited = Prepared.of(around.order), False
         for step in self.steps if around.order.placing is None else self.steps_elsewhere:
             if (waits := step(p, around)) is not None:
@@ -131,10 +129,15 @@ class Starting:
         fill_in_asked(p, around)
         if asked is not None and not has_waited and self._may_be_kept(p, around.order, asked):
             self._known.pop(asked, None)
-            self._known[asked] = beside, p
+            # only now: to decide may have begun a gateway
+            self._known[asked] = self._beside(around), p
             if len(self._known) > MOST_KNOWN:
                 del self._known[next(iter(self._known))]
         return p
+
+    def _beside(self, around: Surroundings) -> object:
+        """Return what a request is decided by beside its words."""
+        return around.setups, self._parts.version, self.leading.beside(around.peer.uid)
 
     def started_with(self, run: RunInfo) -> Spawn:
         """Return what an ended run was started with, to be started again or continued. Raise
