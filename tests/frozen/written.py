@@ -51,7 +51,8 @@ from tests.all_messages import REPLIES, REQUESTS
 from tests.docs import json_schemas
 from tests.docs.pages import ROOT, blocks, text_of
 from tests.docs.test_reference import uncommented
-from tests.harness import Daemon, running
+from tests.harness import PATIENCE, Daemon, running
+from tests.template import run_forked
 
 from .sample import WHEN, message, sample
 
@@ -167,8 +168,12 @@ def write_spool(place: Path) -> None:
 
 
 def _fill(daemon: Daemon) -> list[str]:
+    # a spool has the whole environment of each client
+    env = {key: value for key, value in daemon.env.items() if key.startswith("SFAD_")}
+    env["PATH"] = "/usr/bin:/bin"
+
     def spawned(*words: str) -> str:
-        told = daemon.sfactl("spawn", *words, cwd="/")
+        told = run_forked("sfactl", ["spawn", *words], env, timeout=2 * PATIENCE, cwd="/")
         assert told.returncode == 0, told
         return told.stdout.strip()
 
