@@ -297,7 +297,7 @@ def test_the_heart_knows_no_feature() -> None:
 
 
 def test_features_use_what_the_seam_gives_them() -> None:
-    """`Heart`, and not the parts of a daemon through whoever asks."""
+    """A feature is given `Heart`. It does not take the daemon's `Runtime` from an `Asker`."""
     for path in modules("sfad/features"):
         used = {
             node.attr

@@ -7,7 +7,9 @@ from itertools import islice
 from typing import Annotated, Any, NamedTuple
 
 from sfad.protocol.encoding import to_json
+from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.following import LogFiles, Logs, OutputTime, Wait
+from sfad.protocol.requests.listing import Info
 from sfad.protocol.types import ErrorCode
 
 from .. import output
@@ -298,9 +300,10 @@ def logs(
                 opened.append(_open(client, run, times=timestamps))
             except DaemonError as error:
                 alone = len(found.runs) == 1 and not (screen or asciicast or raw)
-                if error.error is not ErrorCode.WRONG_STATE or not alone:
+                refused = error.error is ErrorCode.WRONG_STATE
+                if not (refused and alone and _is_elsewhere(client, run)):
                     raise
-                from ..running.fleet_run import logs as of_node  # it executes on another node
+                from ..running.fleet_run import logs as of_node
 
                 of_node(client, found, stdout, stderr, tail, follow=follow_, stamped=timestamps)
 
@@ -310,6 +313,15 @@ def logs(
         else:
             _show(client, opened, view, several=len(found.runs) > 1)
     return code
+
+
+def _is_elsewhere(client: Client, run: str) -> bool:
+    """Return whether a run executes on another node, which alone has its files."""
+    try:
+        place = client.call(Info(id=0, run=run), RunReply).run.fleet
+    except DaemonError:  # not permitted: why there are no logs is the better answer
+        return False
+    return place is not None and bool(place.run)
 
 
 def _check_of_terminal(view: View, *, screen: bool, asciicast: bool) -> None:

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from struct import pack as packed
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from msgspec.structs import replace
 
@@ -48,7 +48,6 @@ from .inside import inside_run
 from .signals import wait_readable
 from .trust import distrusted
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .over_fleet import FleetNodes
 

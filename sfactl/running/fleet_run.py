@@ -47,7 +47,9 @@ def logs(
     options |= {"--timestamps": stamped, "--json": chosen.json}
     for option, given in options.items():
         if given:
-            raise UsageError(f"--fleet cannot be given with {option}: use it on the run's node")
+            raise UsageError(
+                f"{option} works only on the node where the run executes: use it there"
+            )
     if len(chosen.runs) != 1:
         raise UsageError("logs --fleet prints one run: name it as NODE/ID")
     both = stdout == stderr
@@ -64,7 +66,7 @@ def _begin(tail: Tail | None) -> int:
     if tail is None:
         return 0
     if tail.lines:
-        raise UsageError("--tail: with --fleet give bytes: 4096B, 64KiB")
+        raise UsageError("--tail: of a run on another node, give bytes: 4096B, 64KiB")
     return -tail.amount
 
 

@@ -57,10 +57,12 @@ class Old(Struct, frozen=True):
     cutoff: float | None
     """Those that ended before, in seconds since the epoch; `None`: none."""
     ends: Callable[[Sequence[RunId]], Mapping[RunId, float | None]]
-    """As for output, as the last."""
+    """See `Reader.ends`."""
     live: Collection[RunId]
     now: float
+    """In seconds since the epoch."""
     between: Callable[[], object]
+    """Is called after each deletion, so that the disk has time for others."""
 
 
 class Kept(Protocol):

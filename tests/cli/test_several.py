@@ -235,8 +235,10 @@ def test_logs_of_several_runs(daemon: World, client: Client) -> None:
     for run in (one, two):
         ended(client, run)
     done = daemon.sfactl("logs", "--label", "logs=1", "--label", "logs=2")
-    assert done.stdout == f"{one} one    | one\n{two} second | two\n{two} second | rest\n"
-    assert done.stderr == f"{one} one    | bad\n"
+    first, second = f"{one} one", f"{two} second"
+    first = first.ljust(len(second))
+    assert done.stdout == f"{first} | one\n{second} | two\n{second} | rest\n"
+    assert done.stderr == f"{first} | bad\n"
     lines = daemon.sfactl("logs", "--json", one, "no-such", two, code=66).stdout.splitlines()
     assert msgspec.json.decode(lines[0]) == {"run": one, "stream": "stdout", "text": "one"}
     stamped = daemon.sfactl("logs", "--timestamps", one)

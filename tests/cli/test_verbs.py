@@ -172,6 +172,19 @@ def test_logs_are_raw_and_selected(daemon: World) -> None:
     assert {"stream": "stdout", "text": "\033[1m"} in said
 
 
+@pytest.mark.parametrize(
+    "option", [(), ("--json",), ("--timestamps",), ("--tail", "2"), ("--raw",)]
+)
+def test_a_run_that_never_started_has_no_logs(daemon: World, option: tuple[str, ...]) -> None:
+    first = daemon.json("spawn", "--", "sleep", "600")["id"]
+    run = daemon.json("spawn", "--after", first, "--", "true")["id"]
+    daemon.sfactl("stop", run, first)
+    said = daemon.sfactl("logs", *option, run, code=1).stderr
+    assert said == (
+        f"sfactl: run {run} has never started, so it has no output; sfactl why {run} says why\n"
+    )
+
+
 def test_several_may_follow_from_the_start_to_the_end(start: Start, daemon: World) -> None:
     run = daemon.spawn("--stdin", "--", "sh", "-c", "echo begun; read word; echo $word")
     readers = [start("logs", "-f", run) for _ in range(3)]

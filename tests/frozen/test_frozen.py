@@ -107,7 +107,9 @@ def test_the_spool_of_live_runs_is_read(release: Path, tmp_path: Path) -> None:
         archive.extractall(tmp_path, **options)  # noqa: S202 - of this checkout
     troubles: list[str] = []
     files = [file for file in (tmp_path / "spool").rglob("*") if file.is_file()]
-    assert not any(b"HOME=" in file.read_bytes() for file in files), "it is no person's"
+    assert not any(b"HOME=" in file.read_bytes() for file in files), (
+        "it has variables of the person who wrote it"
+    )
     store = Store(tmp_path / "spool" / "runs", lambda: None)
     assert store.take_notes() == []
     earlier = EarlierSpool(store, RetryingStore.__new__(RetryingStore))

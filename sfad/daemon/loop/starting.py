@@ -60,7 +60,7 @@ class Starting:
         self.leading = leading
         self._in_force, self._agents = in_force, lambda: in_force.agents
         self._parts = parts
-        self._known: dict[_Asked | None, tuple[object, Prepared | None]] = {}
+        self._known: dict[_Asked, tuple[object, Prepared]] = {}
         last = keep_channel, self._keep_for_recall, self._note_if_continued
         self.steps: Sequence[Step] = (
             parts.load,
@@ -107,11 +107,13 @@ class Starting:
         if (looks := self.leading.look(around)) is not None:
             around.setups = await looks
         asked = _asked(around)
-        beside, p = self._known.get(asked, (None, None))
-        if p is None or beside != self._beside(around):
+        known = self._known.get(asked) if asked is not None else None
+        if known is None or known[0] != self._beside(around):
             p = await self._decide(around, asked)
         elif around.order.tied:  # each to its own connection
-            p = replace(p, asked=replace(p.asked, tied_to=around.connection))
+            p = replace(known[1], asked=replace(known[1].asked, tied_to=around.connection))
+        else:
+            p = known[1]
         if (waits := self.leading.have(p, around)) is not None:
             await waits
             for check in self.checks:
@@ -134,10 +136,6 @@ class Starting:
             if len(self._known) > MOST_KNOWN:
                 del self._known[next(iter(self._known))]
         return p
-
-    def _beside(self, around: Surroundings) -> object:
-        """Return what a request is decided by beside its words."""
-        return around.setups, self._parts.version, self.leading.beside(around.peer.uid)
 
     def started_with(self, run: RunInfo) -> Spawn:
         """Return what an ended run was started with, to be started again or continued. Raise
@@ -188,6 +186,10 @@ class Starting:
     # for the same user only, by an equal request, and as long as all that was decided by is equal:
     # the setups, which are read as often as without it, the parts, and where gateways listen. A
     # request for which more is looked at, or made, is not kept.
+
+    def _beside(self, around: Surroundings) -> object:
+        """Return what a request is decided by beside its words."""
+        return around.setups, self._parts.version, self.leading.beside(around.peer.uid)
 
     def _may_be_kept(self, p: Prepared, order: Spawn, asked: _Asked) -> bool:
         return (
