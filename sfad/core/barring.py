@@ -35,6 +35,8 @@ class Barrier:
 
     known: Collection[object] = ()
     """What it knows that may bar something."""
+    held: Collection[object] = ()
+    """Runs that it holds. While there are any, `forget` is called."""
 
     def tell_time(self, at: float, time: datetime) -> None:
         """Learn which moment of the calendar `at` is."""

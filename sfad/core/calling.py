@@ -13,6 +13,8 @@ class Calls:
 
     waiting: Collection[object] = ()
     """Calls that are not answered yet. While there are any, `look` is called after each event."""
+    counted: Collection[object] = ()
+    """Runs of which something is kept. While there are any, `forget` is called."""
 
     def happened(self, ev: e.OfCalls) -> None:
         """Decide about a call, or take what is told of calls."""

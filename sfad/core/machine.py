@@ -266,8 +266,10 @@ class Machine:
             if self._stop_requests.waiting:
                 self._stop_requests.tell_ended(ended, at)
             self._admission.forget(ended)
-            self._calls.forget(ended)
-            self._ctx.barrier.forget(ended, at)
+            if self._calls.counted:
+                self._calls.forget(ended)
+            if self._ctx.barrier.held:
+                self._ctx.barrier.forget(ended, at)
             self._admission.runs_ended(ended, at)
         return any_ended
 

@@ -54,19 +54,19 @@ class StoredPidfds:
 
     def __init__(self) -> None:
         self._store = FdStore()
+        self.there = self._store.there
+        """Whether it would keep one. Else none need be given to it."""
 
     def keep(self, run: Run, pid: int) -> None:
         """Have it kept from the launch on. Where that fails, the next daemon will not learn how the
         process ended."""
-        if self._store.there:
-            with suppress(OSError):
-                pidfd = os.pidfd_open(pid)
-                self._store.keep(name_of_main(run), pidfd)
-                os.close(pidfd)
+        with suppress(OSError):
+            pidfd = os.pidfd_open(pid)
+            self._store.keep(name_of_main(run), pidfd)
+            os.close(pidfd)
 
     def forget(self, run: Run) -> None:
-        if self._store.there:
-            self._store.forget(name_of_main(run))
+        self._store.forget(name_of_main(run))
 
     def forget_others(self, names: Iterable[str], runs: Iterable[Run]) -> None:
         """Of what an earlier daemon had kept under `names`, forget all but the main processes of

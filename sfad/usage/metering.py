@@ -425,18 +425,16 @@ class Metering:
     def may_wait(self, run: Run) -> bool:
         if run.id in self._sessions:
             return True
-        if self._prices.ready:
-            return False
         if not run.children:
-            return self._has_meter(run.id)
-        return any(self._has_meter(each.id) for each in run.subtree())
+            return self._has_meter(run.id) and not self._prices.ready
+        return not self._prices.ready and any(self._has_meter(each.id) for each in run.subtree())
 
     async def learn_use(self, run: Run, *, succeeded: bool) -> None:
         """Wait for what the core must know before it decides about the end of a run: what its
         session files say, and the prices of its tokens. `succeeded`: its main process exited with
         0."""
         await self._sessions.catch_up(run.id, succeeded=succeeded)
-        if not self._prices.ready and self.may_wait(run):
+        if self.may_wait(run) and not self._prices.ready:
             await self._prices.load_for_an_end()
 
     async def read_ended(self, runs: Sequence[Run], *, calls: bool) -> tuple[e.Event, ...]:
@@ -457,7 +455,7 @@ class Metering:
             self._tail.forget(run)  # it may still read the last output
             self._sessions.forget(run)
             self._levels.sampler.forget(run)
-            self.silence.forget(run)
+            self.silence.watched.pop(run, None)
             del self._runs[run]
 
     @property

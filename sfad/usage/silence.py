@@ -133,7 +133,7 @@ class SilenceWatch(Struct):
     """The share of a limit from which on it is worth telling."""
     look_at_sessions: Callable[[Iterable[RunId]], Awaitable[None]]
     """`Sessions.look_again`."""
-    _watched: dict[RunId, _Watched] = field(default_factory=dict)
+    watched: dict[RunId, _Watched] = field(default_factory=dict)
     _waiting: trio.CancelScope = field(default_factory=trio.CancelScope)
     _until: float = math.inf
 
@@ -141,32 +141,29 @@ class SilenceWatch(Struct):
         """Watch a run with a limit of silence, from now on."""
         bound, now = live.run.limits.get(LimitKind.SILENCE), trio.current_time()
         if bound is None:
-            self._watched.pop(live.run.id, None)
+            self.watched.pop(live.run.id, None)
             return
-        known, limit = self._watched.get(live.run.id), bound.limit.threshold
+        known, limit = self.watched.get(live.run.id), bound.limit.threshold
         since = now if known is None else known.since
         due = now + min(LEAST, limit / 2)
-        self._watched[live.run.id] = _Watched(live, limit, since, due)
+        self.watched[live.run.id] = _Watched(live, limit, since, due)
         if due < self._until:
             self._waiting.cancel()
 
-    def forget(self, run: RunId) -> None:
-        self._watched.pop(run, None)
-
     def heard(self, live: Live, now: float) -> float | None:
         """Return when a run was heard of last, as far as that is known."""
-        watched, found = self._watched.get(live.run.id), self.signs.of(live, now)
+        watched, found = self.watched.get(live.run.id), self.signs.of(live, now)
         return found if watched is None or found is None else max(watched.since, found)
 
     async def serve(self) -> None:
         """Look at each run when it is due, until cancelled."""
         while True:
             self._waiting = trio.CancelScope()
-            self._until = min((one.due for one in self._watched.values()), default=math.inf)
+            self._until = min((one.due for one in self.watched.values()), default=math.inf)
             with self._waiting:
                 await trio.sleep_until(self._until)
             now = trio.current_time()
-            due = [one for one in self._watched.values() if one.due <= now]
+            due = [one for one in self.watched.values() if one.due <= now]
             for one in due:
                 self._look(one, now)
             over = [one for one in due if now - one.since >= one.limit]
@@ -174,7 +171,7 @@ class SilenceWatch(Struct):
                 # the last look at a session file may have been before its newest line
                 await self.look_at_sessions(run.id for o in over for run in o.live.run.subtree())
             for one in due:
-                if self._watched.get(one.live.run.id) is one:
+                if self.watched.get(one.live.run.id) is one:
                     self._tell(one, trio.current_time())
 
     def _look(self, one: _Watched, now: float) -> None:

@@ -13,8 +13,11 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from sfactl.connecting.connection import Client
+from sfad.protocol import messages as m
 from tests.bench import ours
 
 ROOT = Path(__file__).parents[2]
@@ -74,6 +77,7 @@ def main(root: Path = ROOT) -> None:
         for until, passed in (("is executed", executed), ("is answered", answered)):
             print(f"files that a spawn passes until it {until}  {len(set(passed))}")
             print(f"switches between them                     {len(passed) - 1}")
+        print(f"files that a stop passes until it is answered   {len(set(stop()))}")
 
 
 def import_lines(tree: ast.Module) -> int:
@@ -94,6 +98,30 @@ def spawn() -> tuple[list[str], list[str]]:
     """Return the files of the functions that a daemon calls for one spawn, in order: from the
     arrival of its request until `/bin/true` is executed, and until the answer is sent. What the
     daemon does in between for other reasons is among them, such as the end of that command."""
+    with traced() as (client, log):
+        ours.one_by_one(client, 20)
+        begin = settled(log)
+        runs = ours.submitted(client, 1, ours.TRUE)
+        passed = passed_since(begin, log)
+        ours.awaited(client, runs)
+    gate = passed.index("EXECUTED")
+    return passed[:gate], [name for name in passed if name != "EXECUTED"]
+
+
+def stop() -> list[str]:
+    """Return those of a stop, until it is answered: all is gone, and written down."""
+    with traced() as (client, log):
+        for _ in range(3):
+            runs = ours.submitted(client, 1, ours.SLEEP)
+            begin = settled(log)
+            client.call(m.Stop(id=0, runs=runs), m.Stopped)
+            passed = passed_since(begin, log)
+    return passed
+
+
+@contextmanager
+def traced() -> Iterator[tuple[Client, Path]]:
+    """Start a daemon that logs the files it passes."""
     with ours.directory() as place:
         (place / "sitecustomize.py").write_text(TRACER)
         log = place / "log"
@@ -101,22 +129,21 @@ def spawn() -> tuple[list[str], list[str]]:
         more = {"STRUCTURE_LOG": str(log), "STRUCTURE_PACKAGE": str(ROOT / "sfad")}
         path = os.pathsep.join([str(place), str(ROOT)])
         with ours.daemon({"PYTHONPATH": path, **more}) as one, one.client() as client:
-            ours.one_by_one(client, 20)
-            settled(log)
-            begin = log.stat().st_size
-            runs = ours.submitted(client, 1, ours.TRUE)
-            passed = log.read_text()[begin:].splitlines()
-            ours.awaited(client, runs)
-    passed = passed[passed.index(SERVER) :]
-    gate = passed.index("EXECUTED")
-    return passed[:gate], [name for name in passed if name != "EXECUTED"]
+            yield client, log
 
 
-def settled(log: Path) -> None:
-    """Wait until the daemon has nothing to do any more for what has ended."""
+def passed_since(begin: int, log: Path) -> list[str]:
+    passed = log.read_text()[begin:].splitlines()
+    return passed[passed.index(SERVER) :]
+
+
+def settled(log: Path) -> int:
+    """Wait until the daemon has nothing to do any more for what has ended. Return the log's
+    size."""
     size = -1
     while size != (size := log.stat().st_size):
         time.sleep(0.3)
+    return size
 
 
 if __name__ == "__main__":

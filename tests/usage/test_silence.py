@@ -60,7 +60,7 @@ class World:
     def _hear(self, event: e.Event) -> None:
         assert isinstance(event, e.LevelSeen)
         self.told.append((event.run, round(event.at - self.began, 1), round(event.level, 1)))
-        self.watch.forget(event.run)
+        self.watch.watched.pop(event.run, None)
 
     def run(self, limit: float, *argv: str) -> Live:
         name = f"r{len(self.lives)}"

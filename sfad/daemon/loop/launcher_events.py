@@ -69,7 +69,8 @@ class LauncherEvents(Struct):
             case e.OfRun(run=run_id) if run_id in self.commands.names:
                 self.commands.arrived(event)
             case e.LaunchSucceeded(run=run_id) if (run := self.tree.get(run_id)) is not None:
-                self.pidfds.keep(run, event.pid)
+                if self.pidfds.there:
+                    self.pidfds.keep(run, event.pid)
                 self.feed(event)
                 self.leading.launched(run_id)
             case e.AgentSeen():
@@ -194,7 +195,8 @@ class LauncherEvents(Struct):
         elif run is not None:
             self.metering.catch_up(run, event.signal if isinstance(event, e.MainExited) else None)
             if isinstance(event, e.MainExited):
-                self.pidfds.forget(run)
+                if self.pidfds.there:
+                    self.pidfds.forget(run)
                 if run.latest.stage:
                     event = replace(event, last_lines=self.parts.last_lines(run))
                 elif event.code:

@@ -158,8 +158,8 @@ class Calls(calling.Calls):
         """Calls that are held or that wait for others, the oldest first."""
         self._of_run: dict[RunId, dict[Token, WaitingCall]] = {}
         """The same by their runs."""
-        self._longest: dict[RunId, int] = {}
-        """Tokens of each run's longest reply."""
+        self.counted: dict[RunId, int] = {}
+        """Tokens of the longest reply of each run that has asked for a call."""
         self._armed: dict[RunId, float] = {}
         """When the timers of runs whose calls wait fire."""
 
@@ -233,7 +233,7 @@ class Calls(calling.Calls):
         if found is None:
             return  # its run has ended, and was charged in full for what it had reserved
         run, reservation = found
-        self._longest[run.id] = max(self._longest.get(run.id, 0), ev.used.output_tokens or 0)
+        self.counted[run.id] = max(self.counted.get(run.id, 0), ev.used.output_tokens or 0)
         self._spending.end_call(
             run,
             end.reservation,
@@ -337,7 +337,7 @@ class Calls(calling.Calls):
     def forget(self, ended: Iterable[Run]) -> None:
         self._rates.forget(ended)
         for run in ended:
-            self._longest.pop(run.id, None)
+            self.counted.pop(run.id, None)
 
     def _arm(self, due: dict[RunId, float]) -> None:
         """Have calls that wait decided again when the first of each run is due."""
@@ -491,7 +491,7 @@ class Calls(calling.Calls):
     def _rooms(self, run: Run, ev: e.CallAsked, *, last: bool = False) -> Iterator[_Room]:
         """`last`: for the last call of the run, which may take what limits keep back for it."""
         request, price = ev.request, ev.price
-        useful = max(ev.least_output, int(_AMPLE * self._longest.get(run.id, 0)))
+        useful = max(ev.least_output, int(_AMPLE * self.counted.get(run.id, 0)))
         takes = {
             LimitKind.TURNS: (1, 0),
             LimitKind.MESSAGES: (1, 0),
@@ -555,6 +555,7 @@ class Calls(calling.Calls):
     ) -> bool:
         """Admit a call that is affordable, unless it has to wait for its rate or for other calls.
         `lowest`: what has lowered its maximum, if anything has."""
+        self.counted.setdefault(run.id, 0)
         barrier = self._rates.barrier(run, at, ahead)
         if barrier is None:
             self._rates.made(run, at)

@@ -78,7 +78,7 @@ class Subscriptions(Barrier):
         self._ctx.readings.append(self._measured)
         self.known: dict[str, Subscription] = {}
         """By their keys."""
-        self._held: dict[RunId, Run] = {}
+        self.held: dict[RunId, Run] = {}
         self.unsaved: dict[str, Subscription] = {}
         """Of which more is known than when this was emptied."""
         self._offset = 0.0
@@ -371,13 +371,13 @@ class Subscriptions(Barrier):
             bar.subscription, bar.message, used, round(100 * (1 - bar.keep), 2), at, bar.model,
             resets_at=None if reset is None else reset - self._offset,
         )  # fmt: skip
-        self._held[run.id] = run
+        self.held[run.id] = run
         self._ctx.changed(run)
 
     def freeze_if_idle(self, run: Run, at: float) -> None:
         """Freeze what waits of a run's lineage and has no calls under way: a reply must not be
         frozen in its middle."""
-        if not self._held:
+        if not self.held:
             return
         for each in run.lineage:
             if each.window_hold is not None and not any(
@@ -405,7 +405,7 @@ class Subscriptions(Barrier):
             for window in found.windows.values():
                 self._reset_if_over(found, window, self._by_now(at), at)
         self._give_turns(at)
-        for run in [each for each in self._held.values() if each.window_hold is not None]:
+        for run in [each for each in self.held.values() if each.window_hold is not None]:
             hold = run.window_hold
             if hold is not None and hold.goes_on_at is not None and hold.goes_on_at <= at:
                 self._go_on(run, at)
@@ -464,7 +464,7 @@ class Subscriptions(Barrier):
         """Give each run that nothing bars any more its turn, and take it from those that are barred
         again."""
         free: dict[str, list[tuple[Run, WindowHold]]] = {}
-        for run in self._held.values():
+        for run in self.held.values():
             hold = run.window_hold
             if hold is None:
                 continue
@@ -511,15 +511,15 @@ class Subscriptions(Barrier):
     def _forget(self, run: Run, at: float) -> None:
         """The run waits no more, so the clocks of those above it count again."""
         run.window_hold = None
-        del self._held[run.id]
+        del self.held[run.id]
         for above in run.ancestors:
             if above.status is Status.RUNNING:
                 self._lifecycle.start_clock(above, at)
                 self._ctx.changed(above)
 
     def forget(self, ended: Iterable[Run], at: float) -> None:
-        for run in ended if self._held else ():
-            if run.id in self._held:
+        for run in ended:
+            if run.id in self.held:
                 self._forget(run, at)
             elif run.parent is not None:
                 self.freeze_if_idle(run.parent, at)  # one of its calls was under way
@@ -528,7 +528,7 @@ class Subscriptions(Barrier):
         """Continue with a run that an earlier daemon has held."""
         hold = run.window_hold
         if hold is not None and run.status in {Status.PAUSED, Status.QUEUED}:
-            self._held[run.id] = run
+            self.held[run.id] = run
             hold.goes_on_at = hold.resets_at = None  # of another boot's clock, perhaps
             if run.status is Status.PAUSED:
                 self.freeze_if_idle(run, at)
@@ -545,10 +545,10 @@ class Subscriptions(Barrier):
         ]
         turns = [
             hold.goes_on_at
-            for run in self._held.values()
+            for run in self.held.values()
             if (hold := run.window_hold) is not None and hold.goes_on_at is not None
         ]
-        soon = LOOK_AGAIN_HOLDING if self._held else LOOK_AGAIN
+        soon = LOOK_AGAIN_HOLDING if self.held else LOOK_AGAIN
         due = max(at, min(*resets, *turns, at + soon)) if resets or turns else None
         if due is None or self._due is None or due < self._due:
             if due != self._due:
@@ -561,7 +561,7 @@ class Subscriptions(Barrier):
         """Return the runs that a subscription holds."""
         return [
             run
-            for run in self._held.values()
+            for run in self.held.values()
             if run.window_hold is not None and run.window_hold.subscription == found.key
         ]
 

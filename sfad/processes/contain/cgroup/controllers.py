@@ -50,7 +50,7 @@ class Controllers:
         self._base = base.directory
         self._parent = os.path.dirname(base.directory)
         self._complain = complain
-        self._enabled: dict[str, set[str]] = {}
+        self.enabled_in: dict[str, set[str]] = {}
         """By directory: the controllers of the cgroups in it."""
         self._before = _words(f"{self._parent}/cgroup.subtree_control")
         self.vacated = False
@@ -62,7 +62,7 @@ class Controllers:
         """Empty PARENT, so that it can enable controllers, and enable `pids` for every run."""
         if not self.available:
             return
-        self._enabled.pop(self._parent, None)  # another process may have undone it, with the base
+        self.enabled_in.pop(self._parent, None)  # another process may have undone it, with the base
         try:
             self.vacated = _vacate(self._parent) or _was_vacated(self._parent)
             if "pids" in self.available:
@@ -95,7 +95,7 @@ class Controllers:
 
     def _enable(self, kind: str, directory: str) -> None:
         for path in reversed(list(self._up(directory))):
-            enabled = self._enabled.setdefault(path, set())
+            enabled = self.enabled_in.setdefault(path, set())
             if kind not in enabled:
                 cgroupfs.write(f"{path}/cgroup.subtree_control", b"+" + kind.encode())
                 enabled.add(kind)
@@ -106,15 +106,12 @@ class Controllers:
             directory = os.path.dirname(directory)
 
     def enabled(self, kind: str, directory: str) -> bool:
-        return kind in self._enabled.get(directory, ())
-
-    def forget(self, directory: str) -> None:
-        self._enabled.pop(directory, None)
+        return kind in self.enabled_in.get(directory, ())
 
     def close(self) -> None:
         """Undo what was done to PARENT, once the base is gone. If another instance still needs it,
         that one undoes it later."""
-        self._enabled.clear()
+        self.enabled_in.clear()
         if os.path.exists(self._base):
             return
         if self.vacated:

@@ -99,7 +99,7 @@ class CgroupMaker:
         if not os.path.isdir(self._base):
             os.makedirs(self._base, exist_ok=True)
             cgroupfs.make_room(self._base)
-            self._controllers.forget(self._base)
+            self._controllers.enabled_in.pop(self._base, None)
             self._controllers.set_up()
         for above in reversed(list(run.upwards())[1:]):
             if not os.path.isdir(self._cgroups.directory(above)):
@@ -124,14 +124,14 @@ class CgroupMaker:
         """Forget the run's cgroup, and leave it as it is."""
         group = self._cgroups.forget(run)
         if group is not None:
-            self._controllers.forget(group.directory)
+            self._controllers.enabled_in.pop(group.directory, None)
 
     def remove(self, run: LaunchedRun) -> None:
         """Forget the run's cgroup, and remove it soon: that takes the kernel 0.05 ms, while clients
         wait for the end of the run."""
         group = self._cgroups.forget(run)
         if group is not None:
-            self._controllers.forget(group.directory)
+            self._controllers.enabled_in.pop(group.directory, None)
             self._reactor.when_idle(self._remove, group)
 
     def _remove(self, group: RunCgroup) -> None:
