@@ -1,5 +1,6 @@
 """Verbs with more answers as things happen: `watch`, `watch_runs`, `events`, `wait`."""
 
+from collections.abc import Callable
 from functools import partial
 
 import trio
@@ -22,7 +23,7 @@ from ....protocol.messages import (
     Watch,
     WatchRuns,
 )
-from ....protocol.types import ErrorCode, Event, RunId, RunInfo, Status
+from ....protocol.types import CallInfo, ErrorCode, Event, RunId, RunInfo, Status
 from ....runs.catalogue import KnownRun
 from ....storage.ledger.queries import Page
 from ....storage.ledger.records import EventFilter, read_event_page
@@ -66,37 +67,48 @@ def check_watch_share(asker: Asker) -> None:
 def push(asker: Asker, run: RunId, *, calls: bool = False) -> None:
     """Push the events, or the `calls`, of the run and its descendants from now on, until the run is
     over or the connection is closed."""
-    connection, watches, watchers = (
-        asker.connection,
-        asker.services.bounds.watches,
-        asker.runtime.watchers,
-    )
-
-    uid, lineage = asker.runtime.catalogue.uid(run), asker.runtime.catalogue.lineage(run)
-
-    def send(push: EventPush | CallPush) -> None:
-        if asker.scope.knows(uid, lineage):  # until a reload takes the peer's rights away
-            connection.send(push)
-
+    pushed = _Pushed(asker, run)
+    watchers = asker.runtime.watchers
     forget = (
-        watchers.watch_calls(run, lambda info: send(CallPush(id=asker.id, call=info)))
-        if calls
-        else watchers.watch(run, lambda event: send(EventPush(id=asker.id, event=event)))
+        watchers.watch_calls(run, pushed.called) if calls else watchers.watch(run, pushed.happened)
     )
     if asker.runtime.catalogue.over(run):
         forget()
-        return
+    else:
+        pending = Pending(Watch(id=asker.id, run=run, calls=calls), pushed.over)
+        pushed.begin(pending, forget, watchers.wait_for_end(run, pushed.over))
 
-    def over(_info: RunInfo | None = None) -> None:
-        if connection.waits.pop(asker.id, None) is None:
+
+class _Pushed:
+    """One client that is pushed what happens to a run."""
+
+    def __init__(self, asker: Asker, run: RunId) -> None:
+        self._asker = asker
+        catalogue = asker.runtime.catalogue
+        self._uid, self._lineage = catalogue.uid(run), catalogue.lineage(run)
+
+    def begin(self, pending: Pending, *forget: Callable[[], None]) -> None:
+        self._forget = forget
+        self._asker.connection.waits[self._asker.id] = pending
+        self._asker.services.bounds.watches.add(self._asker.connection.groups, 1)
+
+    def happened(self, event: Event) -> None:
+        self._push(EventPush(id=self._asker.id, event=event))
+
+    def called(self, info: CallInfo) -> None:
+        self._push(CallPush(id=self._asker.id, call=info))
+
+    def _push(self, push: EventPush | CallPush) -> None:
+        # until a reload takes the peer's rights away
+        if self._asker.scope.knows(self._uid, self._lineage):
+            self._asker.connection.send(push)
+
+    def over(self, _info: RunInfo | None = None) -> None:
+        if self._asker.connection.waits.pop(self._asker.id, None) is None:
             return
-        forget()
-        unwait()
-        watches.add(connection.groups, -1)
-
-    unwait = watchers.wait_for_end(run, over)
-    watches.add(connection.groups, 1)
-    connection.waits[asker.id] = Pending(Watch(id=asker.id, run=run, calls=calls), over)
+        for each in self._forget:
+            each()
+        self._asker.services.bounds.watches.add(self._asker.connection.groups, -1)
 
 
 # ---- `watch_runs`: runs as in `list`, and then each that changes
