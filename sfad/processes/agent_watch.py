@@ -243,6 +243,12 @@ class AgentWatch:
         """Tell an agent program that is in a run. Return whether it need not be looked at again."""
         if not kernel.executed(pid):
             return False  # it is its parent's program, until it executes one
+        if hash(kernel.read(f"/proc/{pid}/cmdline")) != seen.command:
+            # it has executed one meanwhile, and was its parent's program before
+            found = self._seen(pid)
+            if found is None:
+                return False
+            seen = found
         try:
             run = self._run_of(pid)
         except Unidentifiable:

@@ -17,7 +17,7 @@ from ..protocol.texts.redaction import redacted
 from ..protocol.texts.sanitise import clean
 from ..protocol.types import RunId
 from ..storage.output.files import SUFFIXES, TIMES, OutputFiles, Suffix
-from ..storage.output.reopened import Reopenings, truncations
+from ..storage.output.reopened import Reopenings
 from ..storage.output.times import WriteTimes
 from ..storage.output.truncated import Budget, NewestBytes, Truncation
 from .stdout import MeterPosition, StdoutMeter
@@ -224,13 +224,13 @@ class TailedRun(Struct, eq=False, dict=True):
         held = self.held.get(suffix)
         if held is None or self.limit is None:
             return
-        newest, reopened = self._newest.get(suffix), self.reopenings.take(status.st_ino)
+        newest = self._newest.get(suffix)
         if newest is None:
-            if not status.st_size and not reopened:
+            if not status.st_size and not self.reopenings.any():
                 return  # it has written nothing yet, as most runs to their end
             newest = self._newest[suffix] = NewestBytes(self.budget)
         try:
-            for found in truncations(newest, held, status, reopened):
+            for found in self.reopenings.truncations(newest, held)[1]:
                 self._save(suffix, found, self.limit)
         except OSError as error:
             self.failed(error, "what it had written before it truncated its output is lost")

@@ -201,6 +201,8 @@ def test_what_a_run_wrote_before_it_truncated_its_stderr_is_kept(
     for word in ("one", "two", "three"):
         wait_until(partial(seen, daemon, run, word), "the daemon has looked")
         if killed and word == "two":
+            saved = daemon.state_dir / "output" / f"{run}.err.kept"
+            wait_until(saved.exists, "the daemon has saved what was truncated")
             daemon.kill()
             daemon.restart()
         os.write(gate, b"\n")
@@ -225,7 +227,8 @@ def test_roots_daemon_keeps_what_a_run_truncates_at_once(daemon: Daemon) -> None
             client, started(client, ["bash", "-c", script.replace("$OUT", "/dev/stdout")]).id
         )
     wait_until(lambda: daemon.output(run.id) == "x\ny\n", "all of stdout")
-    assert daemon.errors(run.id).splitlines() == ["one", "1", "2", "2", "3"]
+    lines = ["one", "1", "2", "2", "3"]
+    wait_until(lambda: daemon.errors(run.id).splitlines() == lines, "all of stderr")
 
 
 @needs_root

@@ -6,13 +6,16 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 
 from sfad.core.events import AgentProcess, AgentSeen, MainExited
 from sfad.host.linux.process_events import ExecEvents
-from sfad.processes import agent_watch
+from sfad.processes import agent_watch, kernel
+from tests.harness import wait_until
 from tests.processes.rig import Rig
 
 NAMES = frozenset({"claude", "codex"})
@@ -136,6 +139,45 @@ open("{programs}/gate").read()
             if isinstance(event, AgentSeen) and event.run == "a1"
         }
         assert told == {rig.main("a1").pid}
+    await rig.stop("a1", "a2")
+
+
+async def test_a_fork_that_executes_another_program_while_it_is_looked_at_is_none(
+    rig: Rig, programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two questions about it, it is no agent any more. The last agent is told when all that
+    came before it was looked at."""
+    monkeypatch.setattr(agent_watch, "ExecEvents", _Unavailable)
+    forking = f"""#!/usr/bin/python3
+import os, signal
+if os.fork() == 0:
+    os.setsid()
+    open("{programs}/gate").read()
+    os.execv("/bin/sleep", ["sleep", "1000"])
+signal.pause()
+"""
+    (programs / "claude").write_text(forking)
+    rig.launch("a1", str(programs / "claude"))
+    await rig.running("a1")
+    main = psutil.Process(rig.main("a1").pid)
+    (fork,) = wait_until(main.children, "it has forked")
+    executed, replaced = kernel.executed, list[int]()
+
+    def meanwhile(pid: int) -> bool:
+        if pid == fork.pid and not replaced:
+            (programs / "gate").write_text("")
+            wait_until(partial(executed, pid), "it has executed sleep")
+            replaced.append(pid)
+        return executed(pid)
+
+    monkeypatch.setattr(kernel, "executed", meanwhile)
+    rig.launcher.watch_agents(NAMES)
+    rig.launch("a2", "sh", "-c", f"sleep 1000 | {programs}/codex again")
+    await agent(rig, "a2")
+    told = {each.process.pid for each in rig.events if isinstance(each, AgentSeen)}
+    assert main.pid in told
+    assert replaced == [fork.pid]
+    assert fork.pid not in told
     await rig.stop("a1", "a2")
 
 

@@ -18,6 +18,7 @@ class Pane:
 
     def __init__(self, directory: Path, rows: int, columns: int) -> None:
         self._socket = str(directory / "tmux")
+        self._exit_code = directory / "exit_code"
         self.rows, self.columns = rows, columns
 
     def tmux(self, *words: str, env: Mapping[str, str] | None = None, cwd: str = "/") -> str:
@@ -33,7 +34,8 @@ class Pane:
         self.tmux(
             "set", "-g", "status", "off", ";", "set", "-g", "remain-on-exit", "on", ";",
             "set", "-g", "escape-time", "0", ";",
-            "new-session", "-d", *size, "env", *without, *kept, *command,
+            "new-session", "-d", *size, "env", *without, *kept,
+            "sh", "-c", '"$@"; echo $? >"$0"', str(self._exit_code), *command,
             env=env, cwd=cwd,
         )  # fmt: skip
 
@@ -55,7 +57,8 @@ class Pane:
     @property
     def exit_code(self) -> int | None:
         """The program's; `None` while it runs."""
-        code = self.tmux("display-message", "-p", "#{pane_dead_status}").strip()
+        # tmux 3.3 has now and then a pane that is dead, and no status of it
+        code = self._exit_code.read_text() if self._exit_code.exists() else ""
         return int(code) if code else None
 
 

@@ -19,7 +19,7 @@ from ...protocol.errors import RequestError, bad_request, unavailable, wrong_sta
 from ...protocol.requests.following import OutputPart
 from ...protocol.types import LimitKind, RunId, RunInfo, Status
 from ...runs.live import Live
-from ...storage.output.reopened import Reopenings, truncations
+from ...storage.output.reopened import Reopenings
 from ...storage.output.truncated import Budget, NewestBytes
 from .deciding import Deciding
 from .feature import DIRECTORY
@@ -147,9 +147,8 @@ class Checking:
     def _look_for_truncation(self, run: RunId, one: Executed) -> int:
         """Save what was there before a command truncated its output. Return the size of that."""
         with suppress(OSError):
-            status = os.fstat(one.descriptor)
-            reopened = self._reopenings.take(status.st_ino)
-            for found in truncations(one.newest, one.descriptor, status, reopened):
+            status, truncated = self._reopenings.truncations(one.newest, one.descriptor)
+            for found in truncated:
                 self._printed.save(run, one.key, found)
             return status.st_size
         return one.size

@@ -3,7 +3,8 @@
 The kernel asks a thread before it opens, and perhaps truncates, a file that is watched. The thread
 keeps the newest bytes and allows it, within some 20 us. So a root's daemon also knows what a run
 has written between two looks of the daemon. A write needs no open(2), so it does not wait. While
-the daemon is stopped (SIGSTOP), such an open waits for it; if it dies, the kernel allows it.
+the daemon is stopped (SIGSTOP), such an open waits for it; if it dies, the kernel allows it, and
+what was kept since its last look at the run is lost.
 """
 
 import ctypes
@@ -11,7 +12,7 @@ import os
 import select
 import struct
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
@@ -44,17 +45,13 @@ class Earlier(NamedTuple):
     status: os.stat_result
     newest: bytes
 
-
-def truncations(
-    newest: NewestBytes, descriptor: int, status: os.stat_result, reopened: Sequence[Earlier]
-) -> Iterator[Truncation]:
-    """Look at an open file. Yield what was there each time that it was truncated since the last
-    look. `reopened`: as it was before processes opened it. Raises `OSError`."""
-    for earlier in reopened:
-        if (found := newest.look_back(*earlier)) is not None:
-            yield found
-    if (found := newest.look(descriptor, status, reopened=bool(reopened))) is not None:
-        yield found
+    def same(self, other: "Earlier") -> bool:
+        """Return whether nothing was written in between. The clock of a file system may be too
+        coarse to tell."""
+        return self.newest == other.newest and (self.status.st_mtime_ns, self.status.st_size) == (
+            other.status.st_mtime_ns,
+            other.status.st_size,
+        )
 
 
 class Reopenings:
@@ -64,7 +61,10 @@ class Reopenings:
     def __init__(self) -> None:
         self._queue = -1
         self._seen: dict[int, list[Earlier]] = {}
-        """By inode; another thread adds to it, and list methods are atomic."""
+        """By inode; another thread adds to it."""
+        self._looking = threading.Lock()
+        """Held while a file is looked at: no process opens it meanwhile. Who holds it must open
+        none: that would wait for the thread, which may wait for this."""
 
     @contextmanager
     def served(self) -> Iterator[None]:
@@ -103,9 +103,17 @@ class Reopenings:
         """Return whether a process has opened any file since it was last taken."""
         return bool(self._seen)
 
-    def take(self, inode: int) -> list[Earlier]:
-        """Return the file as it was before each process opened it since the last call."""
-        return self._seen.pop(inode, []) if self._seen else []
+    def truncations(
+        self, newest: NewestBytes, descriptor: int
+    ) -> tuple[os.stat_result, list[Truncation]]:
+        """Look at an open file. Return its status, and what was there each time that it was
+        truncated since the last look. Raises `OSError`."""
+        with self._looking:  # its status, its bytes and what was kept of it are of one moment
+            status = os.fstat(descriptor)
+            reopened = self._seen.pop(status.st_ino, []) if self._seen else []
+            found = [newest.look_back(*earlier) for earlier in reopened]
+            found.append(newest.look(descriptor, status, reopened=bool(reopened)))
+        return status, [each for each in found if each is not None]
 
     def _serve(self, queue: int, ends: int) -> None:
         try:
@@ -128,7 +136,8 @@ class Reopenings:
                 events = events[length:]
                 try:
                     if pid != os.getpid():
-                        self._keep(descriptor)
+                        with self._looking:
+                            self._keep(descriptor)
                 finally:
                     os.write(queue, _ANSWER.pack(descriptor, _ALLOW))
                     os.close(descriptor)
@@ -137,13 +146,9 @@ class Reopenings:
         with suppress(OSError):
             status = os.fstat(descriptor)
             seen = self._seen.setdefault(status.st_ino, [])
-            if seen and (seen[-1].status.st_mtime_ns, seen[-1].status.st_size) == (
-                status.st_mtime_ns,
-                status.st_size,
-            ):
-                return
             if status.st_size and sum(len(each.newest) for each in seen) < MOST:
                 offset = max(0, status.st_size - NEWEST)
                 start, newest = holes.read(descriptor, offset, status.st_size - offset)
-                if start + len(newest) == status.st_size:
-                    seen.append(Earlier(status, newest))
+                found = Earlier(status, newest)
+                if start + len(newest) == status.st_size and not (seen and found.same(seen[-1])):
+                    seen.append(found)

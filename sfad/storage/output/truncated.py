@@ -89,7 +89,9 @@ class NewestBytes(Struct):
         if status.st_ino != self._inode:
             self.forget()
             self._inode = status.st_ino
-        elif (status.st_size, status.st_mtime_ns) == (self._size, self._written):
+        elif (status.st_size, status.st_mtime_ns) == (self._size, self._written) and not (
+            reopened and self._changed(read)  # within one tick of the file system's clock
+        ):
             return None
         truncated = None
         if self._size and (
