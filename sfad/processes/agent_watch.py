@@ -233,11 +233,16 @@ class AgentWatch:
         own = trio.CapacityLimiter(1)
         found = await in_thread(self._files.search, wanted, abandon=True, limiter=own)
         self._searching.discard(run)
-        for pid, executed in found.items():
-            cmdline = kernel.read(f"/proc/{pid}/cmdline")
-            seen = self._as_seen(pid, executed, cmdline) if cmdline else None
+        for each in wanted:
+            cmdline = kernel.read(f"/proc/{each.pid}/cmdline")
+            if not cmdline or each.pid not in found:
+                continue
+            same = tuple(kernel.words(cmdline)) == each.words  # else it executes another by now
+            seen = (
+                self._as_seen(each.pid, found[each.pid], cmdline) if same else self._seen(each.pid)
+            )
             if seen is not None:
-                self._tell(pid, seen)
+                self._tell(each.pid, seen)
 
     def _tell(self, pid: int, seen: _Seen) -> bool:
         """Tell an agent program that is in a run. Return whether it need not be looked at again."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from ..core.state.naming import file_program, interpreter_of, script_word
-from ..protocol.known import KNOWN_PROGRAMS, is_named_so
+from ..protocol.known import is_helper, is_named_so
 from . import kernel
 
 _LEAST = 1 << 20
@@ -143,9 +143,7 @@ class ExecutedFiles:
         self, name: str, pid: int, words: Sequence[str], file: File
     ) -> Executed | Unsure | None:
         if name in self._programs:
-            known = KNOWN_PROGRAMS.get(name)
-            other = known is not None and os.path.basename(words[0]) in known.contains
-            return None if other else Executed(name, 0)
+            return None if is_helper(words, name) else Executed(name, 0)
         process = kernel.stat(pid) if script_word(name, words) is not None else None
         if process is None:
             return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from msgspec import Struct
@@ -30,6 +31,8 @@ class KnownProgram(Struct, frozen=True):
     """Its events do not tell that a call of the model failed and is tried again."""
     contains: tuple[str, ...] = ()
     """Other programs that its file is, where it is executed by their names."""
+    helps: str | None = None
+    """How the first option begins with which it executes itself as a helper of its own."""
     serves: str | None = None
     """The subcommand with which it starts its own background processes."""
     addresses: tuple[str, ...] = ()
@@ -70,6 +73,8 @@ KNOWN_PROGRAMS: dict[str, KnownProgram] = {
         # CODEX_HOME/packages, each in its own session
         # links to itself that it gives its shell tool, and its sandbox
         contains=("apply_patch", "applypatch", "codex-linux-sandbox", "codex-execve-wrapper"),
+        # in a process of its own it starts each command of the shell tool (0.144)
+        helps="--codex-run-as-",
         serves="app-server",
     ),
     "gemini": KnownProgram(
@@ -150,6 +155,18 @@ def provider_of(api: str) -> Literal["anthropic", "openai"] | None:
     if api == "anthropic":
         return "anthropic"
     return "openai" if api.startswith("openai") else None
+
+
+def is_helper(words: Sequence[str], program: str) -> bool:
+    """Return whether a command that executes the file of an agent program makes it a helper of the
+    program, or another program that it contains."""
+    known = KNOWN_PROGRAMS.get(program)
+    if known is None or not words:
+        return False
+    first = words[1] if len(words) > 1 else ""
+    return words[0].rpartition("/")[2] in known.contains or (
+        known.helps is not None and first.startswith(known.helps)
+    )
 
 
 ANY_PROGRAM = "jsonl"

@@ -223,6 +223,7 @@ sfactl run claude hi                                                    -
 /v/bin/python3 -I /s/shims/claude -p x                                  -
 /home/u/.local/share/mise/shims/codex exec                              -
 /p/bin/codex-code-mode-host --listen x                                  -
+/p/bin/codex --codex-run-as-process-setup 62 /bin/bash -c x             -
 rg claude                                                               -
 claude-monitor                                                          -
 cat /etc/claude                                                         -

@@ -16,8 +16,9 @@ import pytest
 import trio
 
 from sfad.core.events import AgentSeen, MainExited
-from sfad.processes.executed_files import ExecutedFiles, File, Unsure
-from tests.harness import until
+from sfad.processes import kernel
+from sfad.processes.executed_files import Executed, ExecutedFiles, File, Unsure
+from tests.harness import until, wait_until
 from tests.processes.rig import Rig
 from tests.processes.test_agent_watch import agent, either_way
 from tests.tiers import first
@@ -124,6 +125,37 @@ async def test_what_is_no_agent(rig: Rig, installed: Path, line: str) -> None:
     seen = [each for each in rig.events if isinstance(each, AgentSeen)]
     assert {each.process.command for each in seen} == {"./last 300"}
     await rig.stop("a1")
+
+
+async def test_a_program_that_executes_another_while_it_is_searched_for_is_none(
+    rig: Rig, installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.launcher.watch_agents(NAMES)
+    os.mkfifo(installed / "gate")
+    # an interpreter with a script that stands for Codex; its pid is that of `sleep` then
+    code = f"open('{installed}/gate').read(); import os; os.execv('/bin/sleep', ['sleep', '300'])"
+    script = installed / "lib/node_modules/@openai/codex/bin/codex.js"
+    script.write_text(f"#!/usr/bin/env python3\n{code}\n")
+    search, replaced = ExecutedFiles.search, list[int]()
+
+    def meanwhile(self: ExecutedFiles, wanted: list[Unsure]) -> dict[int, Executed]:
+        found = search(self, wanted)
+        if found and not replaced:
+            (pid,) = found
+            (installed / "gate").write_text("")
+            wait_until(lambda: kernel.command(pid) == ["sleep", "300"], "it executes sleep")
+            replaced.append(pid)
+        return found
+
+    monkeypatch.setattr(ExecutedFiles, "search", meanwhile)
+    rig.launch("a1", "bash", "-c", f"cd {installed}; ln -s bin/codex ed; ./ed x; true")
+    await rig.running("a1")
+    await until(lambda: replaced, "it was searched for")
+    rig.launch("a2", "bash", "-c", f"cd {installed}; PATH=$PWD/bin:$PATH; bin/claude 300; true")
+    await rig.running("a2")
+    await agent(rig, "a2")
+    assert not [each for each in rig.events if isinstance(each, AgentSeen) and each.run == "a1"]
+    await rig.stop("a1", "a2")
 
 
 @pytest.mark.usefixtures("either_way")

@@ -13,7 +13,7 @@ import unicodedata
 from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 
-from ...protocol.known import KNOWN_PROGRAMS, is_named_so
+from ...protocol.known import KNOWN_PROGRAMS, is_helper, is_named_so
 from ...protocol.texts.sanitise import is_invisible
 
 NAME = "1 to 64 letters, digits, . _ and -, not beginning with -"
@@ -209,7 +209,9 @@ def agent_of(argv: Sequence[str], programs: Collection[str]) -> str | None:
     name = _executed(argv)
     file = next((word for word in argv if _base(word) == name), "")
     program = _BY_PACKAGE.get(name, name)
-    return program if program in programs and not is_named_so(file, name) else None
+    if program not in programs or is_named_so(file, name) or is_helper(argv, program):
+        return None
+    return program
 
 
 def only_tells(argv: Sequence[str]) -> bool:
