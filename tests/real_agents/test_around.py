@@ -66,7 +66,8 @@ def script(at: Desk, text: str) -> list[str]:
 def assert_ended(run: dict[str, Any], bills: list[float], program: Cli) -> None:
     """The run was ended before its second call, and tells what its files say, as a lower bound.
     opencode calls its model for a title, too, and tells the tokens of a reply when its tools have
-    ended, so what it has used is estimated."""
+    ended, so what it has used is estimated, or unknown if it was ended before it had written
+    anything of the reply."""
     bill = 0.0
     if program is OPENCODE:
         assert len(bills) <= 2, "the first call and that for its title"
@@ -78,8 +79,9 @@ def assert_ended(run: dict[str, Any], bills: list[float], program: Cli) -> None:
     (cost,) = [limit for limit in run["limits"] if limit["kind"] == "cost"]
     assert cost["enforced_by"] == "meter"
     assert run["usage"]["cost_usd"] == run["total_cost_usd"] == cost["used"]
-    assert cost["used"] >= bill * 0.99
-    assert cost["used"]
+    if program is not OPENCODE or cost["used"] is not None:
+        assert cost["used"] >= bill * 0.99
+        assert cost["used"]
 
 
 @pytest.mark.parametrize("how", HOW)
