@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable
 from contextlib import suppress
 from itertools import islice
+from typing import NamedTuple
 
 import psutil
 import trio
@@ -56,6 +57,12 @@ class _Seen(Struct, frozen=True):
     word: int | None = None
 
 
+class _Question(NamedTuple):
+    process: Unsure
+    arguments_at: int
+    """As `kernel.arguments_at`: another one when it executes something else."""
+
+
 class AgentWatch:
     def __init__(
         self, reactor: Reactor, emitter: Emitter, runs: LaunchedRuns, containment: RunContainment
@@ -67,7 +74,7 @@ class AgentWatch:
         self._programs: frozenset[str] = frozenset()
         self._mentioned = re.compile(rb"(?!)")
         self._files = ExecutedFiles(self._programs)
-        self._unsure: dict[int, Unsure] = {}
+        self._unsure: dict[int, _Question] = {}
         """Processes whose files are to be searched, by pid."""
         self._searching: set[RunId] = set()
         """Runs of which files are searched now. Their file systems may never answer, which must
@@ -182,7 +189,7 @@ class AgentWatch:
             return None
         executed, unsure = self._executed(pid, cmdline)
         if unsure is not None:
-            self._unsure[pid] = unsure
+            self._unsure[pid] = _Question(unsure, kernel.arguments_at(pid))
         return self._as_seen(pid, executed, cmdline)
 
     def _executed(
@@ -215,34 +222,40 @@ class AgentWatch:
     def _search_soon(self) -> None:
         """Search the files of processes that have not shown what they execute."""
         unsure, self._unsure = self._unsure, {}
-        wanted: dict[RunId, list[Unsure]] = {}
+        wanted: dict[RunId, list[_Question]] = {}
         for each in unsure.values():
             with suppress(Unidentifiable):
-                if (run := self._run_of(each.pid)) is not None:
+                if (run := self._run_of(each.process.pid)) is not None:
                     main = run.main.pid if run.main is not None else None
-                    wanted.setdefault(run.id, []).append(each._replace(main=main))
-        for run_id, processes in wanted.items():
+                    process = each.process._replace(main=main)
+                    wanted.setdefault(run.id, []).append(each._replace(process=process))
+        for run_id, questions in wanted.items():
             if run_id in self._searching:
-                self._unsure.update((each.pid, each) for each in processes)
+                self._unsure.update((each.process.pid, each) for each in questions)
             else:
                 self._searching.add(run_id)
-                self._reactor.task(self._search, run_id, processes)
+                self._reactor.task(self._search, run_id, questions)
 
-    async def _search(self, run: RunId, wanted: list[Unsure]) -> None:
+    async def _search(self, run: RunId, wanted: list[_Question]) -> None:
         """Tell the agent programs of a run that only their files show. Raises `OSError`."""
         own = trio.CapacityLimiter(1)
-        found = await in_thread(self._files.search, wanted, abandon=True, limiter=own)
+        processes = [each.process for each in wanted]
+        found = await in_thread(self._files.search, processes, abandon=True, limiter=own)
         self._searching.discard(run)
         for each in wanted:
-            cmdline = kernel.read(f"/proc/{each.pid}/cmdline")
-            if not cmdline or each.pid not in found:
+            pid = each.process.pid
+            executed = found.get(pid)
+            cmdline = kernel.read(f"/proc/{pid}/cmdline")
+            if executed is None or not cmdline:
                 continue
-            same = tuple(kernel.words(cmdline)) == each.words  # else it executes another by now
-            seen = (
-                self._as_seen(each.pid, found[each.pid], cmdline) if same else self._seen(each.pid)
-            )
+            if kernel.arguments_at(pid) == each.arguments_at:
+                seen = self._as_seen(pid, executed, cmdline)
+            else:  # it executes another program by now
+                seen = self._seen(pid)
             if seen is not None:
-                self._tell(each.pid, seen)
+                self._tell(pid, seen)
+        if self._unsure:
+            self._search_soon()
 
     def _tell(self, pid: int, seen: _Seen) -> bool:
         """Tell an agent program that is in a run. Return whether it need not be looked at again."""

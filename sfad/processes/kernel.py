@@ -224,6 +224,14 @@ def words(cmdline: bytes) -> list[str]:
     )
 
 
+def arguments_at(pid: int) -> int:
+    """Return where in its memory the arguments of a process are, field 48 of /proc/PID/stat: it
+    stays when the process overwrites them, and is another one after an execve(2), as the kernel
+    places each stack at random. 0 if it is not told."""
+    fields = stat_fields(pid)
+    return int(fields[45]) if fields else 0
+
+
 def executed(pid: int) -> bool:
     """Return whether a process has executed a program since it was forked: without PF_FORKNOEXEC,
     in field 9 of /proc/PID/stat."""

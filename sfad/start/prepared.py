@@ -6,9 +6,10 @@ from typing import Self
 
 import trio
 from msgspec import Struct, convert, field
+from msgspec.structs import force_setattr
 
 from ..agents import AgentProgram
-from ..agents.command import Command
+from ..agents.command import Command, shared
 from ..agents.program import AgentSessions
 from ..agents.registered import Registered
 from ..agents.setup_reader import NO_SETUPS, TreeSetups
@@ -102,9 +103,12 @@ class Prepared(Struct):
     @classmethod
     def of(cls, order: Spawn) -> Self:
         """Return what nothing was decided about."""
+        force_setattr(order, "env", shared(order.env))  # an equal one
+        command = convert(order, Command, from_attributes=True)
+        command.env = order.env
         continues = order.continues
         return cls(
-            convert(order, Command, from_attributes=True),
+            command,
             convert(order, Output, from_attributes=True),
             convert(order, Parts, from_attributes=True),
             convert(order, Identity, from_attributes=True),

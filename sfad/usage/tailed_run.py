@@ -203,10 +203,13 @@ class TailedRun(Struct, eq=False, dict=True):
             if descriptor is not None:
                 os.close(descriptor)
             return
+        inode = None
         if descriptor is None:
             descriptor = self.files.hold(self.run, suffix)
+        elif (made := self.files.made(self.run).get(suffix)) is not None:
+            inode = made.inode
         self.held[suffix] = descriptor
-        self.reopenings.watch(descriptor)
+        self.reopenings.watch(descriptor, inode)
 
     def is_blank(self, suffix: Suffix, status: os.stat_result) -> bool:
         """Return whether the run has done nothing with a file that is held, as most do with one of
@@ -226,7 +229,7 @@ class TailedRun(Struct, eq=False, dict=True):
             return
         newest = self._newest.get(suffix)
         if newest is None:
-            if not status.st_size and not self.reopenings.any():
+            if not status.st_size and not self.reopenings.opened(status.st_ino):
                 return  # it has written nothing yet, as most runs to their end
             newest = self._newest[suffix] = NewestBytes(self.budget)
         try:

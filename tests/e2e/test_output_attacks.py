@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import sys
 from functools import partial
@@ -198,11 +199,11 @@ def test_what_a_run_wrote_before_it_truncated_its_stderr_is_kept(
     gate = os.open(tmp_path / "gate", os.O_RDWR)
     with daemon.client() as client:
         run = started(client, ["bash", "-c", TRUNCATES, tmp_path]).id
+    saved = daemon.state_dir / "output" / f"{run}.err.kept"
     for word in ("one", "two", "three"):
         wait_until(partial(seen, daemon, run, word), "the daemon has looked")
         if killed and word == "two":
-            saved = daemon.state_dir / "output" / f"{run}.err.kept"
-            wait_until(saved.exists, "the daemon has saved what was truncated")
+            wait_until(lambda: saved.exists() and saved.stat().st_size, "it is saved")
             daemon.kill()
             daemon.restart()
         os.write(gate, b"\n")
@@ -218,16 +219,22 @@ def test_what_a_run_wrote_before_it_truncated_its_stderr_is_kept(
     os.close(gate)
 
 
+FINE_TIMES = tuple(map(int, platform.release().split(".")[:2])) >= (6, 13)
+"""Whether a file that was looked at has another time when it is written again."""
+
+
 @needs_root
 def test_roots_daemon_keeps_what_a_run_truncates_at_once(daemon: Daemon) -> None:
     """It has no time to look in between."""
-    script = "echo one >&2; for i in 1 2 2 3; do echo $i >/dev/stderr; done; echo x; echo y >$OUT"
+    words = ["1", "2", "2" if FINE_TIMES else "4", "3"]
+    loop = f"for i in {' '.join(words)}; do echo $i >/dev/stderr; done"
+    script = f"echo one >&2; {loop}; echo x; echo y >$OUT"
     with daemon.client() as client:
         run = ended(
             client, started(client, ["bash", "-c", script.replace("$OUT", "/dev/stdout")]).id
         )
     wait_until(lambda: daemon.output(run.id) == "x\ny\n", "all of stdout")
-    lines = ["one", "1", "2", "2", "3"]
+    lines = ["one", *words]
     wait_until(lambda: daemon.errors(run.id).splitlines() == lines, "all of stderr")
 
 

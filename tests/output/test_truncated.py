@@ -44,6 +44,20 @@ def test_what_was_there_is_told_whatever_comes_after(file: int, after: bytes) ->
     assert look(newest, file) == Truncation(after + b"more\n", 0)
 
 
+def test_what_is_written_again_after_it_was_opened_is_told_though_it_is_the_same(file: int) -> None:
+    """Between the open and the truncation was a look."""
+    newest = NewestBytes(Budget())
+    os.write(file, b"one\n")
+    assert look(newest, file) is None
+    assert newest.look(file, os.fstat(file), reopened=True) is None
+    os.ftruncate(file, 0)
+    os.write(file, b"one\n")
+    written = os.fstat(file).st_mtime_ns + 1  # the clock of the file system may be coarse
+    os.utime(file, ns=(written, written))
+    assert look(newest, file) == Truncation(b"one\n", 0)
+    assert look(newest, file) is None
+
+
 def test_the_newest_are_in_memory_and_the_others_are_counted(file: int) -> None:
     budget = Budget()
     newest = NewestBytes(budget)

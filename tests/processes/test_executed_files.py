@@ -127,34 +127,47 @@ async def test_what_is_no_agent(rig: Rig, installed: Path, line: str) -> None:
     await rig.stop("a1")
 
 
-async def test_a_program_that_executes_another_while_it_is_searched_for_is_none(
-    rig: Rig, installed: Path, monkeypatch: pytest.MonkeyPatch
+EXECUTES = "os.execv('/bin/sleep', ['sleep', '300'])"
+TITLE = """
+at = int(open('/proc/self/stat').read().rpartition(')')[2].split()[45])
+ctypes.memmove(at, b'my agent', 9)
+time.sleep(300)
+"""
+
+
+@pytest.mark.parametrize(
+    ("does", "told"), [(EXECUTES, False), (TITLE, True)], ids=["exec", "title"]
+)
+async def test_a_process_that_changes_while_it_is_searched_for(
+    rig: Rig, installed: Path, monkeypatch: pytest.MonkeyPatch, does: str, told: bool
 ) -> None:
+    """What executes another program is none; what has another title is the same."""
     rig.launcher.watch_agents(NAMES)
     os.mkfifo(installed / "gate")
-    # an interpreter with a script that stands for Codex; its pid is that of `sleep` then
-    code = f"open('{installed}/gate').read(); import os; os.execv('/bin/sleep', ['sleep', '300'])"
     script = installed / "lib/node_modules/@openai/codex/bin/codex.js"
-    script.write_text(f"#!/usr/bin/env python3\n{code}\n")
-    search, replaced = ExecutedFiles.search, list[int]()
+    begins = f"import ctypes, os, time\nopen('{installed}/gate').read()"
+    script.write_text(f"#!/usr/bin/env python3\n{begins}\n{does}\n")
+    search, changed = ExecutedFiles.search, list[int]()
 
     def meanwhile(self: ExecutedFiles, wanted: list[Unsure]) -> dict[int, Executed]:
         found = search(self, wanted)
-        if found and not replaced:
-            (pid,) = found
+        if found and not changed:
+            pid = next(iter(found))
+            before = kernel.command(pid)
             (installed / "gate").write_text("")
-            wait_until(lambda: kernel.command(pid) == ["sleep", "300"], "it executes sleep")
-            replaced.append(pid)
+            wait_until(lambda: kernel.command(pid) != before, "it has changed")
+            changed.append(pid)
         return found
 
     monkeypatch.setattr(ExecutedFiles, "search", meanwhile)
     rig.launch("a1", "bash", "-c", f"cd {installed}; ln -s bin/codex ed; ./ed x; true")
     await rig.running("a1")
-    await until(lambda: replaced, "it was searched for")
+    await until(lambda: changed, "it was searched for")
     rig.launch("a2", "bash", "-c", f"cd {installed}; PATH=$PWD/bin:$PATH; bin/claude 300; true")
     await rig.running("a2")
     await agent(rig, "a2")
-    assert not [each for each in rig.events if isinstance(each, AgentSeen) and each.run == "a1"]
+    seen = [each.process for each in rig.events if isinstance(each, AgentSeen) and each.run == "a1"]
+    assert [each.pid for each in seen] == changed * told
     await rig.stop("a1", "a2")
 
 

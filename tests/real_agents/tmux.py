@@ -35,7 +35,7 @@ class Pane:
             "set", "-g", "status", "off", ";", "set", "-g", "remain-on-exit", "on", ";",
             "set", "-g", "escape-time", "0", ";",
             "new-session", "-d", *size, "env", *without, *kept,
-            "sh", "-c", '"$@"; echo $? >"$0"', str(self._exit_code), *command,
+            "sh", "-c", 'trap : INT; "$@"; echo $? >"$0"', str(self._exit_code), *command,
             env=env, cwd=cwd,
         )  # fmt: skip
 

@@ -62,6 +62,11 @@ class Reopenings:
         self._queue = -1
         self._seen: dict[int, list[Earlier]] = {}
         """By inode; another thread adds to it."""
+        self._inodes: dict[int, int] = {}
+        """Those of watched files, by descriptor."""
+        self._watched: set[int] = set()
+        """The same. An event of a file that is watched no more may come yet, and its inode be
+        another file's by then."""
         self._looking = threading.Lock()
         """Held while a file is looked at: no process opens it meanwhile. Who holds it must open
         none: that would wait for the thread, which may wait for this."""
@@ -86,18 +91,28 @@ class Reopenings:
             thread.join()
             os.close(ends)
 
-    def watch(self, descriptor: int) -> None:
-        """Watch an open file."""
+    def watch(self, descriptor: int, inode: int | None = None) -> None:
+        """Watch an open file, whose inode the caller may know."""
         if self._queue >= 0:
+            inode = os.fstat(descriptor).st_ino if inode is None else inode
+            self._inodes[descriptor] = inode
+            self._watched.add(inode)
             _mark(self._queue, _MARK_ADD, _OPEN_PERM, descriptor, None)
 
     def unwatch(self, descriptor: int) -> None:
         """Watch it no more: the kernel keeps the inode of each watched file in memory."""
+        inode = self._inodes.pop(descriptor, None)
+        if inode is None:
+            return
         if self._queue >= 0:
             _mark(self._queue, _MARK_REMOVE, _OPEN_PERM, descriptor, None)
-        if self._seen:
-            with suppress(OSError):
-                self._seen.pop(os.fstat(descriptor).st_ino, None)
+        with self._looking:
+            self._watched.discard(inode)
+            self._seen.pop(inode, None)
+
+    def opened(self, inode: int) -> bool:
+        """Return whether a process has opened this file since the last look."""
+        return inode in self._seen
 
     def any(self) -> bool:
         """Return whether a process has opened any file since it was last taken."""
@@ -111,9 +126,15 @@ class Reopenings:
         with self._looking:  # its status, its bytes and what was kept of it are of one moment
             status = os.fstat(descriptor)
             reopened = self._seen.pop(status.st_ino, []) if self._seen else []
-            found = [newest.look_back(*earlier) for earlier in reopened]
-            found.append(newest.look(descriptor, status, reopened=bool(reopened)))
-        return status, [each for each in found if each is not None]
+            every = [newest.look_back(*earlier) for earlier in reopened]
+            found = [each for each in every if each is not None]
+            try:
+                last = newest.look(descriptor, status, reopened=bool(reopened))
+            except OSError:
+                if not found:
+                    raise
+                return status, found  # the next look raises it
+        return status, found if last is None else [*found, last]
 
     def _serve(self, queue: int, ends: int) -> None:
         try:
@@ -145,6 +166,8 @@ class Reopenings:
     def _keep(self, descriptor: int) -> None:
         with suppress(OSError):
             status = os.fstat(descriptor)
+            if status.st_ino not in self._watched:
+                return
             seen = self._seen.setdefault(status.st_ino, [])
             if status.st_size and sum(len(each.newest) for each in seen) < MOST:
                 offset = max(0, status.st_size - NEWEST)

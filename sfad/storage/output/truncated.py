@@ -65,6 +65,8 @@ class NewestBytes(Struct):
     _written: int = 0
     """When it was written to last, in nanoseconds."""
     _newest: bytes = b""
+    _reopened: bool = False
+    """A process has opened it since, and may truncate it yet."""
 
     def look(
         self, descriptor: int, status: os.stat_result, *, reopened: bool = False
@@ -86,6 +88,7 @@ class NewestBytes(Struct):
         return self._look(read, status, reopened=True)
 
     def _look(self, read: Read, status: os.stat_result, *, reopened: bool) -> Truncation | None:
+        self._reopened = reopened = reopened or self._reopened
         if status.st_ino != self._inode:
             self.forget()
             self._inode = status.st_ino
@@ -102,7 +105,7 @@ class NewestBytes(Struct):
             truncated = Truncation(self._newest, self._size - len(self._newest))
             self.forget()
         self._read(read, status.st_size)
-        self._written = status.st_mtime_ns
+        self._written, self._reopened = status.st_mtime_ns, False
         return truncated
 
     def forget(self) -> None:
