@@ -2,16 +2,6 @@
 
 from msgspec import Struct
 
-_latest: list[list[bytes]] = [[]]
-
-
-def shared(env: list[bytes]) -> list[bytes]:
-    """Return the environment, as the very object of the last call if it is equal: those of a shell
-    loop's runs are, which wait by thousands. Nothing changes such a list."""
-    if env != _latest[0]:
-        _latest[0] = env
-    return _latest[0]
-
 
 class Command(Struct, omit_defaults=True):
     """It is saved for as long as the run may start again, and not shown: it may hold secrets."""

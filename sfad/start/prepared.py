@@ -6,10 +6,9 @@ from typing import Self
 
 import trio
 from msgspec import Struct, convert, field
-from msgspec.structs import force_setattr
 
 from ..agents import AgentProgram
-from ..agents.command import Command, shared
+from ..agents.command import Command
 from ..agents.program import AgentSessions
 from ..agents.registered import Registered
 from ..agents.setup_reader import NO_SETUPS, TreeSetups
@@ -103,9 +102,8 @@ class Prepared(Struct):
     @classmethod
     def of(cls, order: Spawn) -> Self:
         """Return what nothing was decided about."""
-        force_setattr(order, "env", shared(order.env))  # an equal one
         command = convert(order, Command, from_attributes=True)
-        command.env = order.env
+        command.env = order.env  # no copy: nothing changes it
         continues = order.continues
         return cls(
             command,

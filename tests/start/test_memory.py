@@ -71,6 +71,21 @@ async def test_a_request_that_differs_is_decided_about(
         assert (await prepared(runtime)).command == first.command
 
 
+async def test_each_of_many_environments_is_its_own(tmp_path: Path) -> None:
+    """They differ in the middle alone, and more of them come than are kept; then again."""
+
+    def environment(number: int) -> list[bytes]:
+        return [b"PATH=/nowhere", b"X=%d" % number, b"HOME=/nowhere"]
+
+    async with shell(tmp_path, FakeLauncher) as runtime:
+        for number in [*range(starting.MOST_KNOWN + 8)] * 2:
+            order = replace(ORDER, env=environment(number))
+            first = await prepared(runtime, order)
+            again = await prepared(runtime, replace(ORDER, env=environment(number)))
+            assert first.command.env[:3] == environment(number)
+            assert again is first
+
+
 @pytest.mark.parametrize(
     "order",
     [

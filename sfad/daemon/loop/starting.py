@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from msgspec import msgpack
-from msgspec.structs import replace
+from msgspec.structs import force_setattr, replace
 
 from ...core.state.access import Peer
 from ...processes.credentials import Credentials
@@ -35,8 +35,8 @@ from .own_servers import ServerWatch, keep_alone
 from .policy import InForce
 from .seam import Parts
 
-_Asked = tuple[Peer, bytes]
-"""Who asks, and the request."""
+_Asked = tuple[Peer, bytes, int]
+"""Who asks, the request without its environment, and the identity of that."""
 
 MOST_KNOWN = 64
 """Requests of which is kept what was decided. Each has at most `LARGE` bytes of words and variables
@@ -60,7 +60,10 @@ class Starting:
         self.leading = leading
         self._in_force, self._agents = in_force, lambda: in_force.agents
         self._parts = parts
-        self._known: dict[_Asked, tuple[object, Prepared]] = {}
+        self._known: dict[_Asked, tuple[object, Prepared, list[bytes]]] = {}
+        """The environment is kept, so that no other one has its identity."""
+        self._environments: dict[tuple[int | bytes, ...], list[bytes]] = {}
+        """By their number of variables, the first and the last one."""
         last = keep_channel, self._keep_for_recall, self._note_if_continued
         self.steps: Sequence[Step] = (
             parts.load,
@@ -104,13 +107,15 @@ class Starting:
         """Return what is decided about a request, once all that its run may not start without is
         there. Nothing changes it afterwards: an equal request may get the same. Raise `Invalid`,
         `RequestError`, `OSError`."""
+        order = around.order
+        force_setattr(order, "env", self._shared(order.env))  # an equal one
         if (looks := self.leading.look(around)) is not None:
             around.setups = await looks
         asked = _asked(around)
         known = self._known.get(asked) if asked is not None else None
         if known is None or known[0] != self._beside(around):
             p = await self._decide(around, asked)
-        elif around.order.tied:  # each to its own connection
+        elif order.tied:  # each to its own connection
             p = replace(known[1], asked=replace(known[1].asked, tied_to=around.connection))
         else:
             p = known[1]
@@ -132,7 +137,7 @@ class Starting:
         if asked is not None and not has_waited and self._may_be_kept(p, around.order, asked):
             self._known.pop(asked, None)
             # only now: to decide may have begun a gateway
-            self._known[asked] = self._beside(around), p
+            self._known[asked] = self._beside(around), p, around.order.env
             if len(self._known) > MOST_KNOWN:
                 del self._known[next(iter(self._known))]
         return p
@@ -179,6 +184,19 @@ class Starting:
             )
         )
 
+    def _shared(self, env: list[bytes]) -> list[bytes]:
+        """Return an environment, as the object of an earlier request where it is equal: runs of a
+        shell loop have the same, and wait by thousands."""
+        about: tuple[int | bytes, ...] = (len(env), *env[:1], *env[-1:])
+        if (known := self._environments.get(about)) == env:
+            return known
+        self._environments.pop(about, None)
+        if sum(map(len, env)) <= LARGE:
+            self._environments[about] = env
+        if len(self._environments) > MOST_KNOWN:
+            del self._environments[next(iter(self._environments))]
+        return env
+
     # ---- What is the same is not worked out again: a shell loop, or a program that starts run
     # after run, asks for the same command, in the same directory, with the same environment
     #
@@ -211,4 +229,4 @@ def _asked(around: Surroundings) -> _Asked | None:
         or order.grant is not None
     ):
         return None
-    return around.peer, msgpack.encode(replace(order, id=0, key=None))
+    return around.peer, msgpack.encode(replace(order, id=0, key=None, env=[])), id(order.env)
