@@ -141,7 +141,7 @@ def open_state(
         launcher = choose_launcher(
             instance=home.instance, mode=containment.mode, cgroup_parent=containment.cgroup_parent,
             emit=early_events.put, clock=MonotonicClock.current_time, complain=log.warning,
-            together=lambda: early_events.together,
+            together=early_events.in_one_go,
         )  # fmt: skip
         stack.callback(launcher.close)
         everyone = serves_all(loaded.config.access.users, home.socket, launcher.containment)

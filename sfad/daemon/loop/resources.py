@@ -27,6 +27,9 @@ class EarlyEvents:
         self.together: AbstractContextManager[object] = nullcontext()
         """Is entered around events that the launcher tells in one go."""
 
+    def in_one_go(self) -> AbstractContextManager[object]:
+        return self.together
+
     def put(self, event: Event) -> None:
         self._deliver(event)
 

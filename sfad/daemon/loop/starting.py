@@ -18,6 +18,7 @@ from ...protocol.errors import wrong_state
 from ...protocol.messages import Spawn
 from ...protocol.types import RunInfo
 from ...runs.catalogue import RunCatalogue
+from ...runs.live import Environments
 from ...start.asking import fill_in_asked
 from ...start.checks import CHECKS, LARGE
 from ...start.continuing import find_agent_session, resumable_program
@@ -62,8 +63,7 @@ class Starting:
         self._parts = parts
         self._known: dict[_Asked, tuple[object, Prepared, list[bytes]]] = {}
         """The environment is kept, so that no other one has its identity."""
-        self._environments: dict[tuple[int | bytes, ...], list[bytes]] = {}
-        """By their number of variables, the first and the last one."""
+        self._environments = Environments(MOST_KNOWN, LARGE)
         last = keep_channel, self._keep_for_recall, self._note_if_continued
         self.steps: Sequence[Step] = (
             parts.load,
@@ -108,7 +108,7 @@ class Starting:
         there. Nothing changes it afterwards: an equal request may get the same. Raise `Invalid`,
         `RequestError`, `OSError`."""
         order = around.order
-        force_setattr(order, "env", self._shared(order.env))  # an equal one
+        force_setattr(order, "env", self._environments.same(order.env))
         if (looks := self.leading.look(around)) is not None:
             around.setups = await looks
         asked = _asked(around)
@@ -183,19 +183,6 @@ class Starting:
                 or resumable_program([os.fsdecode(word) for word in p.command.argv]) is not None
             )
         )
-
-    def _shared(self, env: list[bytes]) -> list[bytes]:
-        """Return an environment, as the object of an earlier request where it is equal: runs of a
-        shell loop have the same, and wait by thousands."""
-        about: tuple[int | bytes, ...] = (len(env), *env[:1], *env[-1:])
-        if (known := self._environments.get(about)) == env:
-            return known
-        self._environments.pop(about, None)
-        if sum(map(len, env)) <= LARGE:
-            self._environments[about] = env
-        if len(self._environments) > MOST_KNOWN:
-            del self._environments[next(iter(self._environments))]
-        return env
 
     # ---- What is the same is not worked out again: a shell loop, or a program that starts run
     # after run, asks for the same command, in the same directory, with the same environment
