@@ -53,6 +53,9 @@ class CommandStarter(Struct):
             raise LaunchError(
                 errno.EINVAL, "cannot execute", b"".join(spec.argv[:1]), " (null byte)"
             )
+        if b"\0" + _COOKIE_IS in words:  # that of another run
+            env = [item for item in spec.env if not item.startswith(_COOKIE_IS)]
+            spec = replace(spec, env=env)
         name = spec.argv[0] if spec.argv else b""
         files = files_to_try(name, spec.env, spec.stand_ins)
         executed = (
@@ -95,8 +98,7 @@ class CommandStarter(Struct):
                 opened.append(door.cgroup)
             report, far_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
             opened.append(far_end)
-            env = [item for item in spec.env if not item.startswith(_COOKIE_IS)]
-            env.append(_COOKIE_IS + run.cookie)
+            env = [*spec.env, _COOKIE_IS + run.cookie]
             try:
                 child = self.creator.create(
                     spec,

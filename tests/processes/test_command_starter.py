@@ -86,6 +86,17 @@ async def test_empty_environment(either: Rig, tmp_path: Path) -> None:
     either.launcher.release("a1")
 
 
+async def test_the_cookie_of_another_run_is_not_its_own(either: Rig, tmp_path: Path) -> None:
+    env = [b"SFA_COOKIE=0123456789ab:a7:00", b"PATH=/usr/bin:/bin", b"SFA_COOKIE="]
+    output = await either.output(
+        "a1", sys.executable, "-I", "-S", "-c", SHOW, env=env, tmp_path=tmp_path
+    )
+    assert shown(output) == [b"PATH=/usr/bin:/bin"]
+    (own,) = [item for item in output.split(b"\0") if item.startswith(b"SFA_COOKIE=")]
+    assert own.startswith(f"SFA_COOKIE={either.launcher.instance}:a1:".encode())
+    either.launcher.release("a1")
+
+
 async def test_arguments_are_unchanged(either: Rig, tmp_path: Path) -> None:
     words = [b"", b"two words", b"\xff\xfe", b"-c", b"*"]
     output = await either.output("a1", "/usr/bin/printf", b"<%s>", *words, tmp_path=tmp_path)
