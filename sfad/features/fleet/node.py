@@ -594,7 +594,8 @@ class Asking:
         self._last += 1
         request = replace(request, id=self._last)
         data, self._unsent = self._unsent + pack_message(request), b""
-        with suppress(BrokenPipeError):  # what it said before it hung up is read
+        # what it said before it hung up is read
+        with suppress(BrokenPipeError, ConnectionResetError):
             while data:
                 data = data[await self._socket.send(data) :]
         return await self.answer()
@@ -628,7 +629,8 @@ class Asking:
             return await self._replies()
         with trio.move_on_after(PASSED_ON):
             self._last += 1
-            await self._socket.send(pack_message(Select(id=self._last, verb="list")))
+            with suppress(BrokenPipeError, ConnectionResetError):
+                await self._socket.send(pack_message(Select(id=self._last, verb="list")))
             return await self._replies()
         raise OSError(f"node {self._node} does not answer")
 
@@ -641,8 +643,9 @@ class Asking:
             ) from error
 
     async def _receive(self) -> bytes:
-        if piece := await self._socket.recv(65536):
-            return piece
+        with suppress(ConnectionResetError):  # it hung up without reading what it was asked
+            if piece := await self._socket.recv(65536):
+                return piece
         raise ConnectionResetError(f"node {self._node} does not answer")
 
 
