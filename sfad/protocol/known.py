@@ -73,7 +73,7 @@ KNOWN_PROGRAMS: dict[str, KnownProgram] = {
         # CODEX_HOME/packages, each in its own session
         # links to itself that it gives its shell tool, and its sandbox
         contains=("apply_patch", "applypatch", "codex-linux-sandbox", "codex-execve-wrapper"),
-        # in a process of its own it starts each command of the shell tool (0.144)
+        # so it starts each command of its shell tool (0.169)
         helps="--codex-run-as-",
         serves="app-server",
     ),

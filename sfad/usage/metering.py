@@ -425,7 +425,7 @@ class Metering:
     def may_wait(self, run: Run) -> bool:
         if run.id in self._sessions:
             return True
-        if not run.children:
+        if not run.children:  # most runs have no meter
             return self._has_meter(run.id) and not self._prices.ready
         return not self._prices.ready and any(self._has_meter(each.id) for each in run.subtree())
 

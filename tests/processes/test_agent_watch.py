@@ -145,8 +145,8 @@ open("{programs}/gate").read()
 async def test_a_fork_that_executes_another_program_while_it_is_looked_at_is_none(
     rig: Rig, programs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between two questions about it, it is no agent any more. The last agent is told when all that
-    came before it was looked at."""
+    """It executes `sleep` just after its command line was read. Once the agent of the second run is
+    reported, every older process has been looked at."""
     monkeypatch.setattr(agent_watch, "ExecEvents", _Unavailable)
     forking = f"""#!/usr/bin/python3
 import os, signal

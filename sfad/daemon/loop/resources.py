@@ -28,6 +28,7 @@ class EarlyEvents:
         """Is entered around events that the launcher tells in one go."""
 
     def in_one_go(self) -> AbstractContextManager[object]:
+        """Return what is entered now: the launcher is made before the loop sets it."""
         return self.together
 
     def put(self, event: Event) -> None:

@@ -56,23 +56,24 @@ async def test_a_daemon_that_cannot_be_asked_does_not_answer(said: bytes, why: s
 
 
 @pytest.mark.parametrize("said", [b"", bytes(pack_message(REFUSED))])
-async def test_so_is_one_that_hangs_up_without_reading_the_question(said: bytes) -> None:
-    """The kernel then tells that the connection was reset, which names no node."""
+async def test_a_node_that_hangs_up_without_reading_the_question_is_named(said: bytes) -> None:
+    """The kernel then says that the connection was reset, which names no node."""
     mine, theirs = socket.socketpair()
     mine.setblocking(False)
     asking = Asking(trio.socket.from_stdlib_socket(mine), "n2", "n1")
-    heard = pytest.raises(OSError, match="node n2")
-    async with trio.open_nursery() as nursery:
 
-        async def hangs_up() -> None:
-            await trio.lowlevel.wait_readable(theirs)
-            theirs.sendall(said)
-            theirs.close()
+    async def hangs_up() -> None:
+        await trio.lowlevel.wait_readable(theirs)
+        theirs.sendall(said)
+        theirs.close()
 
-        nursery.start_soon(hangs_up)
-        with heard:
-            await asking.ask(m.Select(id=0, verb="list"))
-    asking.close()
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(hangs_up)
+            with pytest.raises(OSError, match="node n2"):
+                await asking.ask(m.Select(id=0, verb="list"))
+    finally:
+        asking.close()
 
 
 async def test_an_error_about_the_request_is_its_answer() -> None:
